@@ -130,9 +130,8 @@ def set_(
         tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
     for request in written:
         if job.inputs.get(f"{request.system}.{request.stream}") is None:
-            tell(
-                f"{job.name} has not run, so {_ssp(request)} may not exist; its start reports that"
-            )
+            since = "has not run" if job.guard is None else "has not run with this input"
+            tell(f"{job.name} {since}, so {_ssp(request)} may not exist; its start reports that")
     if running:
         tell(
             f"{job.name} is running and is not moved: this takes effect at its next start, if "

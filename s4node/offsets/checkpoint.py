@@ -75,7 +75,8 @@ class JobGuard:
     """What the offsets of a job depend on.
 
     ``counts`` are the numbers of partitions of the inputs by ``system.stream``. ``rerouted`` inputs
-    may get more partitions, because each event goes to the task of its key wherever it is read;
+    may get more partitions, because each event goes to the task of its key wherever it is read, or
+    every task reads the partitions that are read;
     ``grown`` has the inputs that did, with their first number. ``layout`` counts how often the
     number of tasks was changed; a program does not know it.
     """

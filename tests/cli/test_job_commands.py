@@ -19,6 +19,7 @@ from pages import matches
 from saved_state import saved_positions
 
 from s4node import Client, Event, GenericEvent
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.cli.main import main
 from s4node.config.settings import GROUPER
 from s4node.deploy.load_app import load_app
@@ -207,6 +208,33 @@ async def test_programs_set_see_and_delete_startpoints_as_json(s4: S4) -> None:
     assert await told("delete notes memory.clicks[0] --task 'Partition 0'") == {"deleted": 1}
     assert await told("delete notes memory.clicks --all-partitions") == {"deleted": 2}
     assert await told("show notes") == []
+
+
+async def test_an_input_that_is_only_broadcast_has_startpoints_like_others(
+    s4: S4, kept: Path
+) -> None:
+    system = fresh(ADDRESS)
+    system.create("clicks", 2)
+    system.create("rules", 3)
+    values = {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "task.inputs": "memory.clicks",
+        "task.broadcast.inputs": "memory.rules#[0-1]",
+        "s4.state.folder": str(kept / "state"),
+        "s4.coordination.folder": str(kept / "nodes"),
+    }
+    async with running(TaskApp("job", Idle), values):
+        pass
+    done = await s4("startpoint set job memory.rules --all-partitions --oldest --json")
+    assert [row["partition"] for row in json.loads(done.stdout)] == [0, 1, 2]
+    done = await s4("startpoint set job memory.rules[0] --oldest")
+    assert (done.returncode, "has not run" in done.stderr) == (0, False)
+    done = await s4("startpoint set job memory.rules[7] --oldest")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "s4: memory.rules has partitions 0 to 2, not 7\n",
+    )
 
 
 async def test_an_app_that_has_not_run_yet_is_named_as_for_a_start(s4: S4, kept: Path) -> None:
@@ -710,6 +738,12 @@ async def test_an_app_without_checkpoints_says_so(s4: S4, kept: Path) -> None:
 
 PAGE = (ROOT / "docs" / "startpoints.md").read_text()
 ADDRESS = "the commands'"
+
+
+class Idle:
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
+        pass
+
 
 BROADCAST = """
 from s4node import TaskApp

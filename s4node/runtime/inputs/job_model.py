@@ -110,10 +110,15 @@ def model_of(
         TaskModel(index, name, tuple(sorted({*ssps, *broadcast})), frozenset(broadcast))
         for index, (name, ssps) in enumerate(groups.items())
     )
-    read = sorted({(ssp.system, ssp.stream) for ssp in own})
+    divided = {(ssp.system, ssp.stream) for ssp in own}
+    read = sorted(divided.union((ssp.system, ssp.stream) for ssp in broadcast))
     partitions = {f"{system}.{stream}": counts[system, stream] for system, stream in read}
-    keyed = frozenset(f"{system}.{stream}" for system, stream in read if stream in kind.keyed)
-    facts = JobGuard(len(tasks), grouper, config[settings.HASHER], partitions, keyed)
+    rerouted = frozenset(
+        f"{system}.{stream}"
+        for system, stream in read
+        if stream in kind.keyed or (system, stream) not in divided
+    )
+    facts = JobGuard(len(tasks), grouper, config[settings.HASHER], partitions, rerouted)
     return JobModel(tasks, facts, {} if before is None else before.grown_to(partitions))
 
 

@@ -124,8 +124,20 @@ def test_the_facts_tell_what_progress_depends_on() -> None:
     made = model(values, {"A": 4, "half": 2}, AppKind(keyed=["A", "live"]), rules=1)
     assert made.facts.tasks == 4
     assert made.facts.grouper == "by-partition"
-    assert made.facts.counts == {"log.A": 4, "log.half": 2}  # of rules nothing is a task's own
-    assert made.facts.rerouted == {"log.A"}
+    assert made.facts.counts == {"log.A": 4, "log.half": 2, "log.rules": 1}
+    assert made.facts.rerouted == {"log.A", "log.rules"}  # no key leads to a partition of rules
+
+
+def test_a_job_that_goes_on_sees_what_became_of_a_stream_that_is_only_broadcast() -> None:
+    values = {"task.broadcast.inputs": "log.rules#0"}
+    before = model(values, {"A": 2}, rules=2).facts
+    assert model(values, {"A": 2}, rules=3).facts.problems(before) == []
+    assert model(values, {"A": 2}, rules=1).facts.problems(before) == [
+        (
+            "log.rules had 2 partitions and has 1, so progress in the others would be lost; "
+            "give it 2 partitions again"
+        )
+    ]
 
 
 @given(
