@@ -2,6 +2,8 @@
 
 Rules
 - A command about a running app uses the app's own settings; settings of the command win.
+- Of other apps no settings are read: these may be of another version of s4node.
+- A given folder or URL of a coordination means the apps of that coordination alone.
 - What is not there yet has some seconds to start, and the command says that it waits.
 - A command that sends or reads without an address asks the coordination that its settings name for
   the nodes of the cluster, or for the one that has a log. Without such settings it uses the only
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -27,7 +29,7 @@ from s4node.cluster.tree.coordinations import place_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, ConnectionRefused
-from s4node.net.certificates.credentials import Credentials
+from s4node.net.certificates.credentials import OPTIONS, Credentials
 
 
 def config_of(name: str, config: Config) -> Config:
@@ -36,10 +38,10 @@ def config_of(name: str, config: Config) -> Config:
     given = {entry.name for entry in config.items() if entry.origin != "default"}
     meant: dict[tuple[str, ...], Running] = {}
     for each in running_processes():
-        own = Config.from_values(each.settings)
-        fits = all(own[key] == config[key] for key in _PLACE if key.name in given)
-        if each.app == name and fits:
-            meant[tuple(str(own[key]) for key in _PLACE)] = each
+        if each.app == name:
+            own = _told(each, [key.name for key in _PLACE])
+            if all(own[key] == config[key] for key in _PLACE if key.name in given):
+                meant[tuple(str(own[key]) for key in _STATE)] = each
     if len(meant) > 1:
         places = "; ".join(f"cluster {at[0]}, folder {at[1]}" for at in sorted(meant))
         raise ConfigError(
@@ -47,19 +49,34 @@ def config_of(name: str, config: Config) -> Config:
             f"-p {settings.STATE_FOLDER.name}=FOLDER"
         )
     for each in meant.values():
+        _told(each)
         return config.with_({key: text for key, text in each.settings.items() if key not in given})
     return config
 
 
-_PLACE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
+_STATE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
 """The settings that say where an app keeps its state."""
+
+_PLACE = (*_STATE, settings.COORDINATION, settings.COORDINATION_FOLDER)
+
+
+def _told(process: Running, only: Collection[str] = ()) -> Config:
+    """The settings of a process, or only these. Raises ConfigError, which names its entry."""
+    given = {key: text for key, text in process.settings.items() if not only or key in only}
+    try:
+        return Config.from_values(given)
+    except ConfigError as error:
+        raise ConfigError(
+            f"this version of s4node refuses settings of {process.app or process.node}, process "
+            f"{process.pid}, which are in {process.file}: {error}. Use its version, or stop it"
+        ) from error
 
 
 def runs_here(name: str, config: Config) -> bool:
     """Return True if an app of this name runs with its state in this folder and at this URL."""
+    names = [key.name for key in _STATE]
     return any(
-        each.app == name
-        and all(Config.from_values(each.settings)[key] == config[key] for key in _PLACE)
+        each.app == name and all(_told(each, names)[key] == config[key] for key in _STATE)
         for each in running_processes()
     )
 
@@ -74,7 +91,7 @@ def coordinations_of(name: str, config: Config) -> set[str]:
         if each.app == name
         and each.place
         and each.cluster == config[settings.CLUSTER_NAME]
-        and Config.from_values(each.settings)[where] == config[where]
+        and _told(each, [where.name])[where] == config[where]
     }
 
 
@@ -143,7 +160,7 @@ class Nodes:
                 f"with --folder, their ZooKeeper with --coordination, or an address with --to"
             )
         if found and credentials is None:
-            credentials = Credentials.configured(Config.from_values(found[0].settings))
+            credentials = Credentials.configured(_told(found[0], OPTIONS))
         return Reach(_addresses(found), credentials)
 
 
@@ -158,6 +175,9 @@ def _in_time(look: Callable[[], list[Running]], what: str) -> list[Running]:
 
 
 def _default_answers() -> bool:
+    """Return True if something listens at the default address that is none of the processes."""
+    if any(each.address == DEFAULT_ADDRESS for each in listed()):
+        return False
     host, _, port = DEFAULT_ADDRESS.removeprefix("tcp://").rpartition(":")
     with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
         return True
@@ -175,7 +195,7 @@ def credentials_of(processes: Iterable[Running]) -> Credentials | None:
     """The credentials of the first of the processes that has some."""
     for process in processes:
         with suppress(ConfigError):  # the answer is that a certificate is needed
-            if found := Credentials.configured(Config.from_values(process.settings)):
+            if found := Credentials.configured(_told(process, OPTIONS)):
                 return found
     return None
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import trio
-from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until_told
+from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until, until_told
+
+from s4node.cli.running_apps import Nodes
+from s4node.config.config import Config
 
 pytestmark = pytest.mark.long
 
@@ -148,6 +151,35 @@ async def test_a_running_app_without_state_is_reported_as_such(folder: Path) -> 
     )
 
 
+async def test_settings_of_another_version_concern_only_commands_about_their_app(
+    folder: Path,
+) -> None:
+    async with clicks(folder, keeps=True):
+        (entry,) = (folder / "runtime").rglob("running.json")
+        told = json.loads(entry.read_text())
+        told["settings"]["s4.stream.clicks.executor"] = "drop-oldest"
+        entry.write_text(json.dumps(told))
+        done = await run_s4("startpoint", "show", "other.py", cwd=folder)
+        assert done.stderr.startswith("s4: no file other.py")
+        done = await run_s4("startpoint", "show", "clicks", cwd=folder)
+        assert done.returncode == 2
+        assert str(entry) in done.stderr
+        assert "drop-oldest" in done.stderr
+        done = await run_s4("state", "scan", "clicks", "--folder", "nodes", cwd=folder)
+        assert "no app 'clicks' of cluster 'default' has state in" in done.stderr
+
+
+async def test_with_another_home_nothing_of_the_user_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with clicks(folder):
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        assert (await run_s4("apps", cwd=folder)).returncode == 1
+        async with clicks(folder, "-p", "s4.cluster.name=mine"):
+            (app,) = await told(folder, "apps")
+    assert app["cluster"] == "mine"
+
+
 async def test_two_running_apps_of_one_name_are_told_apart_by_their_cluster(folder: Path) -> None:
     shop = ("-p", "s4.cluster.name=shop")
     async with clicks(folder, keeps=True), clicks(folder, *shop, keeps=True):
@@ -171,6 +203,26 @@ async def test_send_and_tail_without_an_address_go_to_the_app_that_has_the_strea
             while not tail.stdout:  # it reads from when it has connected
                 await send(folder, "joe")
         assert json.loads(tail.stdout[0])["user"] == "joe"
+
+
+async def test_an_app_that_is_starting_is_waited_for_though_another_has_the_default_address(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = ("-p", f"s4.listener.address={ANY_PORT}")
+    async with s4_process("node", "logs", "-p", "s4.log.folder=log", *port, cwd=folder) as log:
+        monkeypatch.setattr("s4node.cli.running_apps.DEFAULT_ADDRESS", log.address)
+        monkeypatch.setattr("s4node.cli.running_apps.START_SECONDS", 60.0)
+        reached = []
+
+        async def reach() -> None:
+            nodes = Nodes(None, Config())
+            reached.append(await trio.to_thread.run_sync(nodes.to_send, "clicks"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reach)
+            async with clicks(folder) as app:
+                await until(lambda: reached)
+        assert reached[0].addresses == [app.address]
 
 
 async def test_where_several_apps_have_a_stream_they_are_named(folder: Path) -> None:

@@ -5,6 +5,8 @@ Rules
   $XDG_RUNTIME_DIR or in /run/user/UID; if neither exists, ``s4node-UID`` among the temporary files.
 - Only the user can enter the runtime folder (0700). A folder that others can enter, or of another
   user, is neither read nor written.
+- Only processes with the same home folder are found: a command with a HOME of its own finds those
+  that were started with it.
 - A process is dead if the lock on its folder is free, whatever its entry says.
 - A process that cannot write its entry runs without one, and logs that.
 """
@@ -43,7 +45,8 @@ class Running(msgspec.Struct, frozen=True):
     A process that runs an app alone has no ``place``. Outside programs and commands use
     ``address``, empty before the app is ready; with ``log`` it also serves a log's streams.
     ``inputs`` are the live input streams of the app, ``streams`` its others. ``settings`` are those
-    that are not defaults.
+    that are not defaults, perhaps of another version of s4node. ``home`` and ``file``, that of the
+    entry, are set by this module.
     """
 
     pid: int
@@ -57,6 +60,8 @@ class Running(msgspec.Struct, frozen=True):
     streams: list[str] = []
     partitions: int = 0
     settings: dict[str, str] = {}
+    home: str = ""
+    file: str = ""
 
 
 class RunningEntry:
@@ -71,7 +76,8 @@ class RunningEntry:
             return
         new = self._file.with_suffix(".new")
         try:
-            new.write_bytes(msgspec.json.encode(running))
+            placed = msgspec.structs.replace(running, home=_home(), file=str(self._file))
+            new.write_bytes(msgspec.json.encode(placed))
             new.replace(self._file)
         except OSError as error:
             _log_unlisted(described(error))
@@ -107,7 +113,8 @@ def _log_unlisted(reason: str) -> None:
 
 
 def running_processes() -> list[Running]:
-    """The living processes; raises ConfigError if others can enter the runtime folder."""
+    """The living processes of this home folder; raises ConfigError if others can enter the runtime
+    folder."""
     below = _runtime_folder()
     try:
         _check_private(below)
@@ -124,7 +131,13 @@ def running_processes() -> list[Running]:
             found.append(msgspec.json.decode((folder / _FILE).read_bytes(), type=Running))
         except (OSError, *UNREADABLE):  # not written yet, or being removed
             continue
-    return sorted(found, key=lambda one: (one.cluster, one.app, one.place, one.node))
+    home = _home()
+    mine = [each for each in found if each.home == home]
+    return sorted(mine, key=lambda one: (one.cluster, one.app, one.place, one.node))
+
+
+def _home() -> str:
+    return str(Path("~").expanduser().absolute())
 
 
 def _runtime_folder() -> Path:
