@@ -52,8 +52,8 @@ COMMANDS = {
     "adapter": Command(
         "s4node.cli.run:adapter_arguments",
         "run an adapter: an app that feeds other clusters",
-        "s4 adapter lines --app apps.lines.adapter -p s4.adapter.output.stream=names "
-        "-p s4.stream.names.consumers=hello -p s4.cluster.hello.address=tcp://127.0.0.1:12000",
+        "s4 adapter lines --app lines.py -p s4.adapter.output.stream=clicks "
+        "-p s4.stream.clicks.consumers=counter -p s4.cluster.counter.address=tcp://127.0.0.1:12000",
     ),
     "deploy": Command(
         "s4node.cli.cluster:deploy_arguments",

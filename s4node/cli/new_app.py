@@ -102,6 +102,10 @@ def test_a_total_is_put_after_a_while_and_only_when_it_has_changed() -> None:
 '''
 
 _PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=64"]
+build-backend = "setuptools.build_meta"
+
 [project]
 name = "$project"
 version = "0.1.0"
@@ -109,8 +113,11 @@ description = "An app of s4node: $title."
 requires-python = ">=3.11"
 dependencies = ["s4node>=$version"] # s4 deploy has each node check that these are installed
 
-[dependency-groups]
+[project.optional-dependencies]
 test = ["pytest>=8"]
+
+[tool.setuptools]
+py-modules = ["app"]
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
@@ -231,6 +238,7 @@ _README = """\
 `app.py` is the app, `test_app.py` tests it in memory, `app.properties` has its settings.
 
 ```console
+$$ pip install '.[test]'            # into an environment that has s4node; brings pytest
 $$ python -m pytest                 # test it
 $$ s4 graph app.py                  # draw it
 $$ s4 run app.py                    # run it in memory only; Ctrl-C stops it
@@ -312,7 +320,7 @@ def new_app(name: str, folder: str | None) -> int:
         ) from error
     tell(
         f"created {path} with {', '.join(_FILES)}\n"
-        f"  test it:  cd {shlex.quote(str(path))} && python -m pytest\n"
+        f"  test it:  cd {shlex.quote(str(path))} && pip install '.[test]' && python -m pytest\n"
         f"  run it:   s4 run {shlex.quote(str(path / 'app.py'))}"
     )
     return 0

@@ -25,7 +25,7 @@ async def test_a_new_app_passes_its_own_tests_and_runs(tmp_path: Path) -> None:
     folder = tmp_path / "click-totals"
 
     assert (made.returncode, made.stdout) == (0, "")
-    assert "cd click-totals && python -m pytest" in made.stderr
+    assert "cd click-totals && pip install '.[test]' && python -m pytest" in made.stderr
     with trio.fail_after(60):
         tested = await trio.run_process(
             [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
@@ -147,7 +147,7 @@ async def test_a_new_app_for_which_there_is_no_room_leaves_nothing(tmp_path: Pat
 
 async def test_what_it_says_to_do_next_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     made = await run_s4("new-app", "ok", "--folder", "x y/ok", cwd=tmp_path)
-    assert "cd 'x y/ok' && python -m pytest" in made.stderr
+    assert "cd 'x y/ok' && pip install '.[test]' && python -m pytest" in made.stderr
     assert "s4 run 'x y/ok/app.py'" in made.stderr
 
 
