@@ -8,7 +8,9 @@ import enum
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -56,8 +58,11 @@ class Tree(Event):
     children: list[Tree] = []  # noqa: RUF012
 
 
-class Held(ProcessingElement):
-    value: Any = None
+@cache
+def holding(kind: Any) -> ElementCodec:
+    """The codec of a PE that holds values of a type."""
+    body = {"__annotations__": {"value": list[dict[str, kind]]}, "value": []}
+    return ElementCodec(type("Held", (ProcessingElement,), body))
 
 
 EVERY, TREE, GENERIC = EventType(Every), EventType(Tree), EventType(GenericEvent)
@@ -98,12 +103,11 @@ def saves(event: Any) -> None:
     """Keep an event where events and their values are kept."""
     raw = EventType(type(event)).encode([event])
     dead_letter(("log", "clicks", 0), "p", 7, "why", event)
-    names = event if isinstance(event, GenericEvent) else type(event).__struct_fields__
-    codec = ElementCodec(Held)
-    for name in names:
-        held = Held.__new__(Held)
-        held.value = [{"of": [getattr(event, name)]}]
-        codec.encode(held)
+    generic = isinstance(event, GenericEvent)
+    kinds = dict.fromkeys(event, Any) if generic else get_type_hints(type(event))
+    for name in event if generic else type(event).__struct_fields__:
+        held = SimpleNamespace(value=[{"of": getattr(event, name)}], key="")
+        holding(kinds[name]).encode(held)  # type: ignore[arg-type]
     assert EventType(type(event)).decode_each(raws_in(raw))[1] == []
 
 
