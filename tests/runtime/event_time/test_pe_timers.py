@@ -309,7 +309,9 @@ def test_what_is_no_timer_is_an_error_that_names_the_instance() -> None:
 
     for what in ("nan", "naive"):
         app = App("wrong")
-        app.create_input_stream("orders", app.create_pe(Wrong), key="user", time="at")
+        pe = app.create_pe(Wrong)
+        pe.told = app.create_output_stream("told", types=GenericEvent)
+        app.create_input_stream("orders", pe, key="user", time="at")
         with pytest.raises(ProcessingError, match="Wrong 'joe'"), AppTest(app) as test:
             test.send("orders", Order("joe", what, 1.0))
 
@@ -330,14 +332,18 @@ def test_a_timer_says_what_is_wrong_with_its_time_or_name(
             call(self)
 
     app = App("wrong")
-    app.create_input_stream("orders", app.create_pe(Wrong), key="user", time="at")
+    pe = app.create_pe(Wrong)
+    pe.told = app.create_output_stream("told", types=GenericEvent)
+    app.create_input_stream("orders", pe, key="user", time="at")
     with pytest.raises(ProcessingError, match=re.escape(words)), AppTest(app) as test:
         test.send("orders", Order("joe", "tea", 1.0))
 
 
 def test_event_timers_need_a_stream_with_time_and_a_class_with_on_timer() -> None:
     app = App("untimed")
-    app.create_input_stream("orders", app.create_pe(Cart), key="user")
+    pe = app.create_pe(Cart)
+    pe.told = app.create_output_stream("told", types=GenericEvent)
+    app.create_input_stream("orders", pe, key="user")
     with pytest.raises(ProcessingError, match="give the stream a time"), AppTest(app) as test:
         test.send("orders", Order("joe", "tea", 1.0))
 

@@ -230,6 +230,7 @@ async def test_an_adapter_without_events_tells_its_time() -> None:
     class Market(App):
         def on_init(self) -> None:
             noting = self.create_pe(Noting)
+            noting.bars = self.create_output_stream("bars", types=Bar)
             noting.set_window(tumbling(60))
             self.create_input_stream("trades", noting, key="symbol", time="at", lateness=5)
 

@@ -13,7 +13,7 @@ from harness import running, until
 from s4node import Client
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.stream import OutputStream, Stream
+from s4node.app.stream import Stream
 from s4node.app.windows import tumbling
 from s4node.cli.main import main
 from s4node.events.event import Event
@@ -31,7 +31,6 @@ class Trade(Event):
 
 class Count(ProcessingElement):
     seen: ClassVar[list[Row]] = []
-    late: OutputStream
     n: int = 0
 
     def on_event(self, _trade: Trade) -> None:
