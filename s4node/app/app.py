@@ -15,7 +15,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
-from s4node.app.in_order import BY_TIME, IN_ORDER, InOrder, complete, join, time_in_order
+from s4node.app.in_order import (
+    BY_TIME,
+    IN_ORDER,
+    InOrder,
+    complete,
+    end_with,
+    join,
+    time_in_order,
+)
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import OF_KEY, Prototype, key_class
 from s4node.app.stream import InputStream, OutputStream, Stream, StreamTime
@@ -127,6 +135,7 @@ class App:
         time: str = "",
         lateness: float = 0,
         idle: float = IDLE,
+        idle_ends: bool = False,
         order: str = "",
     ) -> Stream:
         """A stream inside the app: events that PEs put on it go to ``pes``.
@@ -137,11 +146,12 @@ class App:
 
         ``time`` is the field with the time of an event: seconds since 1970 as a float, ms as an
         int, or a datetime with a time zone. Events may be out of order by ``lateness`` seconds. A
-        producer that has sent nothing for ``idle`` seconds is waited for no longer. With
+        producer that has sent nothing for ``idle`` seconds is waited for no longer. Once all are
+        idle, ``idle_ends=True`` waits no longer for events that are out of order, either. With
         ``order="time"`` PEs get the events of a key in the order of their times; streams that lead
         to the same PEs so have one order.
         """
-        told = self._time(name, time, lateness, idle)
+        told = self._time(name, time, lateness, idle, idle_ends=idle_ends)
         if not time and lateness:
             raise no_time(name)
         given = told if time else None
@@ -157,6 +167,7 @@ class App:
         time: str = "",
         lateness: float = 0,
         idle: float = IDLE,
+        idle_ends: bool = False,
         order: str = "",
     ) -> InputStream:
         """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
@@ -165,7 +176,7 @@ class App:
         as ``log``; the setting ``task.inputs`` overrides it. If it leads to windows and has no
         ``time``, that is when its events were sent.
         """
-        told = self._time(name, time, lateness, idle)
+        told = self._time(name, time, lateness, idle, idle_ends=idle_ends)
         given = told if time else None
         stream = self._ordered(InputStream, name, pes, key, types, False, given, order)
         stream.system, stream.sending = system, told
@@ -195,6 +206,8 @@ class App:
         for prototype, element in [*self.prototypes.values()]:
             if isinstance(element, InOrder):
                 complete(prototype, element.out)
+                for name in element.out.in_order_of:
+                    end_with(element.out, self.streams[name])
             if prototype.cls._of_key and prototype.windows is not None:
                 name = f"{prototype.name}{OF_KEY}"
                 own = prototype.own = Prototype(key_class(prototype.cls), self, name)
@@ -290,7 +303,9 @@ class App:
         for index, stream in enumerate(self.streams.values()):
             stream._index = index
 
-    def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime:
+    def _time(
+        self, stream: str, field: str, lateness: float, idle: float, *, idle_ends: bool
+    ) -> StreamTime:
         """What a stream tells of the time of its events."""
         if not isinstance(field, str) or (field and not field.isidentifier()):
             raise GraphError(f"stream {stream!r}: time={field!r} is not the name of a field")
@@ -301,7 +316,8 @@ class App:
                     f"stream {stream!r}: {name}={value!r}; give seconds from {least:g} on, at most "
                     f"a year"
                 )
-        return StreamTime(field, float(lateness), float(idle))
+        beyond = 0.0 if idle_ends else None
+        return StreamTime(field, float(lateness), float(idle), beyond=beyond)
 
     def _declaring(self) -> None:
         if self._frozen:

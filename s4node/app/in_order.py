@@ -171,6 +171,13 @@ class KeyByType:
         return {"keys": self.keys, "_finders": {}}
 
 
+def end_with(inner: Stream, stream: Stream) -> None:
+    """Have a stream hand its last events on, too, once its sources are idle, if it may end then."""
+    assert inner.time is not None
+    if stream.time is not None and stream.time.beyond is not None:
+        stream.time = stream.time._replace(beyond=inner.time.lateness)
+
+
 def time_in_order(told: StreamTime) -> StreamTime:
     """The time of the inner stream; its events come from this task alone."""
     return StreamTime(told.field, span_of(told.lateness), float("inf"))

@@ -71,12 +71,14 @@ class StreamTime(NamedTuple):
     """Which ``field`` has the time of an event, by how many seconds events may be out of order, and
     after how many seconds without news a producer is waited for no longer. An input that is more
     than ``drift`` seconds ahead of others waits for them. Without a field, the time of an event is
-    when it was sent."""
+    when it was sent. While all are idle, the watermark is later than the latest event by
+    ``beyond``."""
 
     field: str
     lateness: float
     idle: float
     drift: float = 600.0
+    beyond: float | None = None
 
 
 class Target(Protocol):

@@ -123,7 +123,8 @@ class StandbyRow(msgspec.Struct, frozen=True, order=True):
 
 
 class WatermarkRow(msgspec.Struct, frozen=True, order=True):
-    """The watermark of a stream, in seconds since 1970: the lowest of all tasks that have one.
+    """The watermark of a stream, in seconds since 1970: the lowest of all tasks that have one, or 0
+    if windows or timers of one wait and it has none.
 
     ``holding`` is the source that holds it back, and ``behind`` says by how many seconds the latest
     event is later. The clock of ``skewed`` is ``ahead`` by so many seconds, if any is.

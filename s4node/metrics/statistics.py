@@ -44,9 +44,9 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     counts, by input, the partitions that a bootstrap still has to read. ``windows`` are open;
     ``held_back`` are events that a stream in order holds back. ``late`` counts late events by PE.
     ``watermarks`` has the watermark of each stream with time, in seconds since 1970, and the source
-    that holds it back; ``behind`` says by how many seconds its latest event is later. ``ahead`` has
-    the seconds by which a source of a stream is ahead of the clock here. ``waiting`` inputs are
-    ahead of others in event time, and wait for these.
+    that holds it back, 0 if windows wait and there is none; ``behind`` says by how many seconds its
+    latest event is later. ``ahead`` has the seconds by which a source of a stream is ahead of the
+    clock here. ``waiting`` inputs are ahead of others in event time, and wait for these.
     """
 
     name: str

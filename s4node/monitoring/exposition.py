@@ -159,7 +159,8 @@ def _add_container(page: _Page, found: ContainerStatistics, app: str, source: Ha
             spent = task.seconds.get(call, 0.0)
             page.summary("s4_call_seconds", each, calls, spent, app=app, call=call)
         for stream, (at, _) in task.watermarks.items():
-            page.least("s4_watermark_seconds", at, app=app, stream=stream)
+            if at:
+                page.least("s4_watermark_seconds", at, app=app, stream=stream)
     _add_stages(page, found, app, source)
     _add_streams(page, found, app, source)
 

@@ -7,8 +7,9 @@ Rules
   sources, derived anew at every change. Idle and finished ones are left out; they are never taken
   for infinity.
 - It never goes back. A source that joins, or comes back, begins at the current watermark.
-- A source that becomes idle has counted with its time until then. If no source is active, the
-  watermark stays.
+- A source that becomes idle has counted with its time until then. When none is active any more, the
+  watermark goes to the latest time of all, also of those that have left, whichever was idle first;
+  but not past the clock, or one that is ahead would make all others late.
 - A source becomes idle after ``idle`` seconds without news, in which it could have sent: time in
   which it waited for credit, or its events waited here, does not count.
 - A stream is silent if all its sources are idle, or if it has had none for ``idle`` seconds.
@@ -18,7 +19,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 NEVER = -math.inf
 """The watermark before any event."""
@@ -37,16 +38,37 @@ class _Source:
 class Watermarks:
     """The sources of one stream in one task, and its watermark, the ``value``.
 
-    There are at least ``expected`` sources.
+    There are at least ``expected`` sources. ``newest`` is the latest time of any source so far. By
+    ``beyond`` the watermark is later than that when no source is active; ``wall`` gives Unix time.
     """
 
-    __slots__ = ("_alone", "_sources", "expected", "idle", "lateness", "value")
+    __slots__ = (
+        "_alone",
+        "_sources",
+        "_wall",
+        "beyond",
+        "expected",
+        "idle",
+        "lateness",
+        "newest",
+        "value",
+    )
 
-    def __init__(self, lateness: float = 0.0, idle: float = math.inf, expected: int = 0) -> None:
+    def __init__(
+        self,
+        lateness: float = 0.0,
+        idle: float = math.inf,
+        expected: int = 0,
+        *,
+        beyond: float | None = None,
+        wall: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self.lateness = lateness
         self.idle = idle
         self.expected = expected
-        self.value = NEVER
+        self.beyond = -lateness if beyond is None else beyond
+        self.value = self.newest = NEVER
+        self._wall = wall
         self._sources: dict[str, _Source] = {}
         self._alone = 0.0  # seconds without any source
 
@@ -79,19 +101,23 @@ class Watermarks:
         """True if the stream may become silent, or a source idle."""
         if self.idle == math.inf:
             return False
+        if self.is_silent:  # and the clock has yet to pass the latest time
+            return len(self._sources) >= self.expected and self.value < self.newest + self.beyond
         if self._sources:
             return any(not each.idle for each in self._sources.values())
         return self._alone < self.idle
 
     @property
     def holding(self) -> str:
-        """The active source that holds the watermark back; empty if there is none."""
+        """What holds the watermark back: the active source with the earliest time; or empty."""
+        if 0 < len(self._sources) < self.expected:
+            return f"{self.expected - len(self._sources)} sources that are not known yet"
         active = {name: each.time for name, each in self._sources.items() if not each.idle}
         return min(active, key=active.__getitem__, default="")
 
     @property
-    def newest(self) -> tuple[float, str]:
-        """The latest time of any source, and which one is there; NEVER and empty without any."""
+    def furthest(self) -> tuple[float, str]:
+        """The latest time of the sources, and which one is there; NEVER and empty without any."""
         times = ((each.time, name) for name, each in self._sources.items())
         return max(times, default=(NEVER, ""))
 
@@ -123,6 +149,7 @@ class Watermarks:
         known = self._sources[source]
         known.idle, known.waited, known.news = False, 0.0, True
         known.time = max(known.time, time)
+        self.newest = max(self.newest, time)
 
     def rest(self, source: str) -> None:
         """Wait for a source no longer, until there is news of it."""
@@ -148,13 +175,17 @@ class Watermarks:
         ]
 
     def wait(self, seconds: float, blocked: Collection[str] = ()) -> None:
-        """Count seconds that have passed, except for sources that could not send."""
-        self.advance()
+        """Count seconds that have passed, except for sources that could not send.
+
+        The others count without those of which nothing was heard, before they are idle, too.
+        """
         self._alone = 0.0 if self._sources else self._alone + seconds
-        for name, source in self._sources.items():
-            if name not in blocked and not source.idle:
-                source.waited += seconds
-                source.idle = source.waited >= self.idle
+        for news in (False, True):
+            self.advance()
+            for name, source in self._sources.items():
+                if source.news is news and not source.idle and name not in blocked:
+                    source.waited += seconds
+                    source.idle = source.waited >= self.idle
 
     @property
     def lowest(self) -> float:
@@ -167,6 +198,8 @@ class Watermarks:
     def advance(self) -> bool:
         """Derive the watermark; return True if it has risen."""
         lowest = self.lowest
+        if lowest == NEVER and self.is_silent and len(self._sources) >= self.expected:
+            lowest = min(self.newest, self._wall()) + self.beyond
         if lowest <= self.value:
             return False
         self.value = lowest

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
@@ -32,6 +32,14 @@ P = TypeVar("P", bound=ProcessingElement)
 
 _PATIENCE = 0.01
 """Real seconds between two looks at a condition."""
+
+
+class StreamWatermark(NamedTuple):
+    """No event of a stream that is older than ``time``, in seconds, is waited for; -inf if none is
+    known. ``held_back_by`` is the source that holds it back; empty if there is none."""
+
+    time: float
+    held_back_by: str
 
 
 class AppTest(Generic[A]):
@@ -241,6 +249,20 @@ class AppTest(Generic[A]):
                 raise LookupError(f"{name} has no windows; look at its instances with state()")
             found += instances.of_key(key)
         return found
+
+    def watermark(self, stream: str) -> StreamWatermark:
+        """Up to which time the events of a stream have come, and which source holds that back.
+
+        Of several tasks, it is that of the one which is least far.
+        """
+        self._known(stream)
+        found = []
+        for task in self._runtime.tasks:
+            times = getattr(task.processor, "times", None)
+            if times is None or not times.has_time(stream):
+                raise LookupError(f"stream {stream!r} has no time, so it has no watermark")
+            found.append(StreamWatermark(*times.watermark_of(stream)[1:]))
+        return min(found)
 
     def late(self, pe: str | type[ProcessingElement]) -> int:
         """The number of events that came too late for their window."""

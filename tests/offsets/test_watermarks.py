@@ -25,7 +25,30 @@ CASES: dict[str, tuple[list[tuple[Any, ...]], float]] = {
         [("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9, "a")],
         10,
     ),
-    "if all are idle it stays": ([("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9)], 5),
+    "once all are idle it is at the latest time": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9)],
+        10,
+    ),
+    "so it is if the one that is further was idle first": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9, "b"), ("end",), ("wait", 9)],
+        10,
+    ),
+    "so it is if the one that is behind was idle first": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9, "a"), ("end",), ("wait", 9)],
+        10,
+    ),
+    "and if the one that is further has left": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("finish", "a"), ("wait", 9)],
+        10,
+    ),
+    "and if it has left before the other one has come": (
+        [("join", "b"), ("at", "a", 10), ("finish", "a"), ("at", "b", 5), ("wait", 9)],
+        10,
+    ),
+    "one of which nothing was heard is idle before another one": (
+        [("join", "b"), ("at", "a", 10), ("wait", 9), ("at", "b", 4)],
+        10,
+    ),
     "an idle source that comes back holds again": (
         [("at", "a", 10), ("at", "b", 5), ("wait", 9, "a"), ("at", "b", 12), ("at", "a", 20)],
         12,
@@ -69,10 +92,6 @@ CASES: dict[str, tuple[list[tuple[Any, ...]], float]] = {
         [("at", "a", 10), ("at", "b", 5), ("end",), ("finish", "a"), ("finish", "b")],
         5,
     ),
-    "one finished and one idle: it stays": (
-        [("at", "a", 10), ("at", "b", 5), ("end",), ("finish", "a"), ("wait", 9)],
-        5,
-    ),
 }
 
 
@@ -93,6 +112,29 @@ def test_the_watermark_of_active_idle_and_finished_sources(case: str) -> None:
             marks.advance()
     marks.advance()
     assert marks.value == expected
+
+
+def test_once_all_are_idle_it_does_not_pass_the_clock() -> None:
+    now = 1000.0
+    marks = Watermarks(3, 6, wall=lambda: now)
+    marks.reach("ahead", 4600)
+    marks.reach("right", 990)
+    marks.wait(6)
+    marks.advance()
+    assert marks.value == 997  # so a program whose clock is right is not late
+    assert marks.waits
+    now = 5000.0
+    marks.advance()
+    assert marks.value == 4597
+    assert not marks.waits
+
+
+def test_once_all_are_idle_it_may_be_beyond_the_latest_event() -> None:
+    marks = Watermarks(3, 6, beyond=0.25)
+    marks.reach("a", 10)
+    marks.wait(6)
+    marks.advance()
+    assert marks.value == 10.25
 
 
 def test_events_may_be_late_by_the_lateness() -> None:

@@ -25,7 +25,7 @@ from s4node.deploy.savepoint_restore import SavepointRestore
 from s4node.events.keys import KEY_GROUPS, crc32m
 from s4node.events.schema import EventType
 from s4node.runtime.commit.committer import folder_of
-from s4node.runtime.event_time.task_times import EVENT_TIME
+from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
 from s4node.spark.history.event_times import AT, event_times, with_time

@@ -164,6 +164,9 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
     texts += [
         f"stream {one.stream} of {one.app} is at {_moment(one.at)}, {one.behind:.1f} s behind its "
         f"latest event, held back by {one.holding or 'nothing'}"
+        if one.at
+        else f"stream {one.stream} of {one.app} has no watermark yet, although windows or timers "
+        f"wait for it; held back by {one.holding or 'nothing'}"
         for one in snapshot.watermarks
     ]
     texts += [

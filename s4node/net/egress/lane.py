@@ -219,7 +219,7 @@ class LatestTime:
         self._since = self._coming_since = -math.inf
         self.idle = self.coming_idle = False
         self._stream = stream
-        self._by_commits = by_commits
+        self.by_commits = by_commits
         self._rule: TimeRule | None = None
         self._types = 0  # that the rule knows
         self.made_ms = 0  # when the last frame was made
@@ -238,7 +238,7 @@ class LatestTime:
         The node refuses what is no time, or is ahead of now.
         """
         self.made_ms = now_ms or self.made_ms
-        if self.field is None or self._by_commits or not now_ms:
+        if self.field is None or self.by_commits or not now_ms:
             return
         if not self.field:
             self.value = max(self.value, now_ms / 1000)
@@ -264,7 +264,7 @@ class LatestTime:
     @property
     def told(self) -> float:
         """The time to tell."""
-        return self.value if self.field or not self._by_commits else min(self.value, self._since)
+        return self.value if self.field or not self.by_commits else min(self.value, self._since)
 
     def reach_at_once(self, time: float) -> None:
         """Tell a time without waiting for a commit."""
@@ -293,7 +293,7 @@ class LatestTime:
             for lane in lanes
             if (lane.told_time < self.told or lane.told_idle != self.idle)
             and lane.open
-            and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.frames)))
+            and (self.by_commits or (not lane.pending and lane.cursor >= len(lane.frames)))
         ]
 
 

@@ -232,6 +232,7 @@ class StreamAdmission:
         """Take a hello of the lane's producer, which was ``told`` its life before."""
         lane.life = life_of(hello, told, lane.life) or lane.life
         lane.own_id = has_own_id(hello)
+        lane.untimed = hello.headers.get(wire.UNTIMED) is True
 
     def learn(self, producer: str) -> None:
         """Learn a life of a task from a saved event; its oldest lives are forgotten.

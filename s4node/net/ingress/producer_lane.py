@@ -216,6 +216,7 @@ class ProducerLane:
         "told_limit",
         "told_upto",
         "unheard",
+        "untimed",
         "untold",
         "urgent",
         "weight",
@@ -232,6 +233,7 @@ class ProducerLane:
         self.origin = origin_of(admission.stream, partition, producer)  # of its numbers, in words
         self.life = Life()  # the latest life that said hello
         self.own_id = False  # later lives of its producer use the same id
+        self.untimed = False  # a task that reports no time
         self.expected = start
         self.limit = start
         self._low = LowWatermark(start)

@@ -88,6 +88,9 @@ FENCE = "fence"
 FORMER = "former"
 """Header of a task's hello: it sends what a savepoint has of a former life of the task."""
 
+UNTIMED = "untimed"
+"""Header of a task's hello: it reports no time for the stream, so its events tell it."""
+
 MAX_LIVES = 16
 """The lives of a task whose numbers its receivers remember, the latest ones."""
 

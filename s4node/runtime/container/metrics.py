@@ -109,7 +109,9 @@ def _task(
         "held-back-messages": task.held_back,
         "late-messages": sum(task.late.values()),
         **{f"{name}-late-messages": count for name, count in task.late.items()},
-        **{f"{name}-watermark": round(at * 1000) for name, (at, _) in task.watermarks.items()},
+        **{
+            f"{name}-watermark": round(at * 1000) for name, (at, _) in task.watermarks.items() if at
+        },
         **{f"{name}-watermark-lag-ms": round(by * 1000) for name, by in task.behind.items()},
         **{f"{name}-ahead-ms": round(by * 1000) for name, (by, _) in task.ahead.items()},
         **{f"exception-ignored-{name}": count for name, count in task.ignored.items()},

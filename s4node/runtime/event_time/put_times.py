@@ -6,6 +6,8 @@ Rules
 - A task that reads an input of which it sends on the events of other tasks is at the lowest time of
   what it reads itself. Until it knows whether there are such events, it says nothing.
 - It is idle on a stream while nothing is waited for where its events come from.
+- A stream that is put from streams without time is ``untimed``: its events tell it. So the task is
+  at the latest of those that it has for itself; what it sends to others comes on top of that.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from s4node.app.app import App
 from s4node.app.plan.cycles import components
 from s4node.offsets.watermarks import NEVER, Watermarks
+
+OWN = "own"
+"""The source of what a task has put for itself."""
 
 
 class PutTimes:
@@ -26,16 +31,21 @@ class PutTimes:
     """
 
     def __init__(
-        self, feeders: Mapping[str, Sequence[str]], watermarks: Mapping[str, Watermarks]
+        self,
+        feeders: Mapping[str, Sequence[str]],
+        watermarks: Mapping[str, Watermarks],
+        untimed: Collection[str] = (),
     ) -> None:
-        self.times = dict.fromkeys(feeders, NEVER)
+        self.untimed = untimed
+        self.times = dict.fromkeys([*feeders, *untimed], NEVER)
         self.idle: set[str] = set()
         self.on_passed_on: Callable[[Collection[str]], None] = lambda _: None
         self._feeders = feeders
         self._watermarks = watermarks
         self._read: dict[str, bool] = {}  # inputs, and whether their events are known to be ours
         self._passed_on: set[str] = set()
-        self._saved = dict(self.times), set(self.idle)
+        # others wait until the task is known to them: the first commit tells of it
+        self._saved = None if untimed else (dict(self.times), set(self.idle))
 
     def read(self, stream: str) -> None:
         """Say of an input that the task reads how far it is, if other tasks wait for that."""
@@ -70,6 +80,8 @@ class PutTimes:
                 self.idle.add(name)
             if self._rises(name, lowest(self._watermarks, feeders)):
                 put.append(name)
+        for name in self.untimed:
+            self._rises(name, self._watermarks[name].times([OWN]).get(OWN, NEVER))
         for name in self._read.keys() - self._passed_on:
             if self._read[name] or not waits(name):
                 self.idle.add(name)
@@ -97,7 +109,8 @@ class PutTimes:
     def save(self) -> dict[str, float]:
         """The times for the commit that begins now."""
         self._saved = dict(self.times), set(self.idle)
-        return {name: time for name, time in self.times.items() if time > NEVER}
+        told = self.times.keys() - self.untimed
+        return {name: self.times[name] for name in told if self.times[name] > NEVER}
 
     def restore(self, saved: Mapping[str, float]) -> list[str]:
         """Resume where the last commit was; return the streams of ``save`` that are put."""
@@ -126,7 +139,10 @@ def feeders_in(
 
 
 def lowest(watermarks: Mapping[str, Watermarks], names: Iterable[str]) -> float:
-    """The lowest watermark of these streams, without silent ones unless all of them are."""
+    """The lowest watermark of these streams, without silent ones; the highest if all of them are.
+
+    So it does not depend on which one was silent first.
+    """
     found = [watermarks[name] for name in names if name in watermarks]
-    awaited = [each for each in found if not each.is_silent]
-    return min((each.value for each in awaited or found), default=NEVER)
+    awaited = [each.value for each in found if not each.is_silent]
+    return min(awaited) if awaited else max((each.value for each in found), default=NEVER)

@@ -36,12 +36,11 @@ from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
-from s4node.runtime.event_time.put_times import PutTimes, feeders_in, lowest
+from s4node.runtime.event_time.held_streams import HeldStream, HeldStreams
+from s4node.runtime.event_time.put_times import OWN, PutTimes, feeders_in, lowest
+from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.runtime.event_time.sources import Sources
-from s4node.runtime.event_time.timed_stream import OWN, Depth, Saved, TimedStream
-
-EVENT_TIME = "event time"
-"""The fact with the watermarks of a task."""
+from s4node.runtime.event_time.timed_stream import Depth, Saved, TimedStream
 
 _TICK = 0.5
 """Seconds between two looks at who has had no news."""
@@ -96,7 +95,9 @@ class TaskTimes:
             if rule is not None and stream.time is not None:
                 if isinstance(stream, OutputStream):
                     continue
-                watermarks = Watermarks(stream.time.lateness, stream.time.idle)
+                watermarks = Watermarks(
+                    stream.time.lateness, stream.time.idle, beyond=stream.time.beyond, wall=wall
+                )
                 self._streams[stream.name] = TimedStream(stream.name, rule, watermarks)
         self._in_order = {s.name for s in app.streams.values() if s.in_order_of}
         edges = dataflow.edges(app) if self._streams else {}
@@ -106,7 +107,12 @@ class TaskTimes:
             for name, found in feeders_in(app, edges, self._streams).items()
             if name in self._streams or isinstance(app.streams[name], OutputStream)
         }
-        self.puts = PutTimes(feeders, self._watermarks)
+        untimed = {
+            name
+            for name in self._streams.keys() - feeders.keys() - self._in_order
+            if app.partitions > 1 and not isinstance(app.streams[name], InputStream)
+        }
+        self.puts = PutTimes(feeders, self._watermarks, untimed)
         hops = dataflow.hops(edges)
         self._fed = [
             (self._streams[feeder], self._streams[name])
@@ -116,7 +122,9 @@ class TaskTimes:
         ]
         for name, timed in self._streams.items():
             timed.feeders = [self._watermarks[each] for each in feeders.get(name, ())]
+            timed.untimed = name in untimed
             inner = timed.feeders and not isinstance(app.streams[name], InputStream)
+            inner = inner or timed.untimed
             if inner and name not in self._in_order:
                 # its own, and a lane of each, also of this one
                 timed.watermarks.expected = 1 if app.partitions == 1 else app.partitions + 1
@@ -153,6 +161,7 @@ class TaskTimes:
         self._finishing = False
         self._ending: dict[int, tuple[Any, float]] = {}  # what ends now, by id, and where it was
         self._late_before: dict[str, int] = {}  # late events of earlier runs
+        self._held = HeldStreams(self._watermarks)
         self._saved: Any = None
 
     def has_time(self, stream: str) -> bool:
@@ -320,7 +329,8 @@ class TaskTimes:
         found = math.inf
         if self._by_clock:
             found = self._clock() + max(0.0, first - self._wall())
-        if any(each.watermarks.waits or each.has_marks for each in self._streams.values()):
+        held = self._held.waits
+        if held or any(each.watermarks.waits or each.has_marks for each in self._streams.values()):
             found = min(found, self._ticked_at + _TICK)
         self._next = -math.inf if self._windows_due else found
 
@@ -362,6 +372,8 @@ class TaskTimes:
     def _advance(self) -> None:
         """Derive the watermarks of streams, windows and timers."""
         self.look_again()
+        for name in self.puts.untimed:
+            self._streams[name].hold_own(self.queues.get(name))
         for each in self._watermarks.values():
             each.advance()
         for windows, names in self._by_event:
@@ -392,6 +404,18 @@ class TaskTimes:
             if not timed.rest():
                 blocked.add(OWN)
             timed.pass_time(passed, blocked)
+        self._held.note(self._awaited, now)
+
+    @property
+    def _awaited(self) -> set[str]:
+        """The streams for which windows or timers wait."""
+        waits = [(each.next_end, names) for each, names in self._by_event]
+        waits += [(each.next_at(by_wall=False), names) for each, names in self._timers]
+        return {n for at, names in waits if at < math.inf for n in names if n in self._streams}
+
+    def held_streams(self) -> list[HeldStream]:
+        """Take the streams that are to be told as their watermark does not rise."""
+        return self._held.take_untold(self._clock())
 
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""
@@ -462,22 +486,24 @@ class TaskTimes:
     def statistics_parts(self) -> dict[str, Any]:
         """Open windows, late events by PE, the watermarks, and what holds them back.
 
-        Late events count since the start; waiting are inputs that run ahead of others. Behind is a
+        A watermark is 0 if windows or timers wait for it and there is none yet. Late events count
+        since the start; waiting are inputs that run ahead of others. Behind is a
         watermark as far as the latest event of its stream is later; ahead is a source whose clock
         is later than the one here.
         """
         self.events_begin()
         windows = [each for each, _ in self._windows]
         named = [(each.prototype.name, each) for each in windows]
-        wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
+        awaited = self._awaited
+        wall, newest = self._wall(), {n: s.watermarks.furthest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
             "held_back": sum(map(held_back, self._held_back)),
             "late": {name: each.late - self._late_before.get(name, 0) for name, each in named},
             "watermarks": {
-                name: (each.watermarks.value, each.watermarks.holding)
+                name: (max(0.0, each.watermarks.value), each.watermarks.holding)
                 for name, each in self._streams.items()
-                if each.watermarks.value > NEVER
+                if each.watermarks.value > NEVER or name in awaited
             },
             "behind": {
                 name: newest[name][0] - each.watermarks.value
@@ -492,43 +518,15 @@ class TaskTimes:
             },
         }
 
+    def watermark_of(self, stream: str) -> HeldStream:
+        """The watermark of a stream now, and what holds it back."""
+        self.events_begin()
+        each = self._watermarks[stream]
+        return HeldStream(stream, each.value, each.holding)
+
     def windows(self) -> Iterable[WindowInstances]:
         """The windows of the task's PEs."""
         return [each for each, _ in self._windows]
-
-
-def reached_times(
-    streams: Mapping[str, float],
-    read: Mapping[str, Mapping[str, float]],
-    windows: Mapping[str, float],
-    puts: Mapping[str, float],
-) -> Any:
-    """The fact of a task that is at these watermarks, and has ended all windows until then.
-
-    ``read`` has the times of the partitions that it reads, by stream.
-    """
-    none: dict[str, float] = {}
-    of_streams: dict[str, Saved] = {
-        name: (value, {}, [], {**read.get(name, none)}) for name, value in streams.items()
-    }
-    return [of_streams, {name: (value, 0, value) for name, value in windows.items()}, {**puts}]
-
-
-def lower_times(one: Any, other: Any) -> Any:
-    """The lower watermarks of two tasks, for a task that gets keys of both."""
-    streams: dict[str, Saved] = {
-        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, [], {})
-        for name in one[0]
-    }
-    windows = {}
-    for name, (value, late, called) in one[1].items():
-        there = other[1].get(name, (None, 0, None))
-        windows[name] = _lower(value, there[0]), late, _lower(called, there[2])
-    return [streams, windows, {}]
-
-
-def _lower(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else min(one, other)
 
 
 def _on_wall(windows: WindowInstances) -> bool:

@@ -25,10 +25,11 @@ from typing import Protocol, TypeAlias
 from s4node.errors import StateError
 from s4node.events.event_time import TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
+from s4node.runtime.event_time.put_times import OWN
 from s4node.runtime.event_time.sources import Sources
 
-OWN = "own"
-"""The source of what a task has put for itself."""
+LEFT = "left"
+"""Saved in place of a source: the latest time of all that there were."""
 
 Saved: TypeAlias = "tuple[float | None, dict[str, float | None], list[str], dict[str, float]]"
 """The watermark, the times of sources, the idle ones, and the times of the inputs that are read."""
@@ -46,7 +47,8 @@ class Depth(Protocol):
 class TimedStream:
     """The stream ``name``; its events tell their time by ``rule``.
 
-    ``feeders`` are the watermarks of the streams from which it is put. ``reports`` are the sources
+    ``feeders`` are the watermarks of the streams from which it is put; it is ``untimed`` if these
+    have no time, and other tasks put on it, too. ``reports`` are the sources
     that tell their time themselves. ``told`` is the time of the events that are handed on now. At
     the watermark ``due`` something of the task is due.
     """
@@ -56,6 +58,7 @@ class TimedStream:
         self.rule = rule
         self.watermarks = watermarks
         self.feeders: Sequence[Watermarks] = ()
+        self.untimed = False
         self.reports: set[str] = set()
         self.told: float | None = None
         self.due = NEVER
@@ -102,7 +105,7 @@ class TimedStream:
         """Take the sources as they are now; ``read`` are the inputs that the task reads."""
         watermarks = self.watermarks
         known = {*read}
-        if self.feeders:
+        if self.feeders or self.untimed:
             known.add(OWN)
         for name in known:
             watermarks.join(name)
@@ -129,6 +132,8 @@ class TimedStream:
                     self._returning.add(each.name)
                 if each.reports:
                     self.reports.add(each.name)
+                else:
+                    self.reports.discard(each.name)
         self._unlisted = set()
         for name in names - listed - known:
             if name not in watermarks:
@@ -176,6 +181,16 @@ class TimedStream:
             self.watermarks.rest(OWN)
         return not waits
 
+    def hold_own(self, queue: Depth | None) -> None:
+        """Wait for own events of an untimed stream while they wait in the queue, and only then.
+
+        The task's own lane has the time of all that it puts.
+        """
+        if queue is not None and queue.depth:
+            self.watermarks.reach(OWN, NEVER)
+        else:
+            self.watermarks.rest(OWN)
+
     # -- commits -----------------------------------------------------------------------------
 
     def save(self, read: Iterable[str]) -> Saved:
@@ -191,7 +206,8 @@ class TimedStream:
             idle -= times.keys()
         times |= watermarks.times([*times, OWN])
         value = watermarks.value if math.isfinite(watermarks.value) else None
-        return value, times, sorted(idle), watermarks.times(read)
+        newest = {LEFT: watermarks.newest} if watermarks.newest > NEVER else {}
+        return value, times, sorted(idle), watermarks.times(read) | newest
 
     def restore(self, saved: Saved) -> None:
         """Resume where an earlier run has stopped.
@@ -204,6 +220,8 @@ class TimedStream:
                 f"on with that version, or start with other state (s4.state.folder)"
             )
         value, times, idle, read = saved
+        read = {**read}
+        self.watermarks.newest = read.pop(LEFT, NEVER)
         self.watermarks.restore(NEVER if value is None else value, {**times, **read})
         self._unlisted.update(times, idle, read)
         self._returning |= times.keys() - {OWN}

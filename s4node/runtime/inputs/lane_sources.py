@@ -7,6 +7,7 @@ Rules
 - A producer cannot send while it has no credit, or while events of it wait here.
 - A task reports its time; its events do not tell it. Once it has, only its own word says that it is
   idle while it is connected: it may have a step that takes very long.
+- A task that has its events from streams without a time reports none: its events tell it.
 """
 
 from __future__ import annotations
@@ -78,12 +79,13 @@ class LaneSources:
 
 def _state_of(lane: ProducerLane) -> SourceState:
     is_task = lane.producer.startswith(TASK)
-    reports = is_task and lane.passed is not None and lane.connection is not None
+    reports = is_task and not lane.untimed
+    has_reported = reports and lane.passed is not None and lane.connection is not None
     return SourceState(
         lane.origin,
         here=lane.connection is not None and not lane.ended,
         returns=(lane.own_id or is_task) and not lane.ended,
         waits=lane.safe < lane.expected,
-        blocked=lane.limit <= lane.expected or reports,
-        reports=is_task,
+        blocked=lane.limit <= lane.expected or has_reported,
+        reports=reports,
     )

@@ -178,6 +178,15 @@ class StepRunner:
                 task=task.name,
                 pe=name,
             )
+        for held in task.processor.held_streams() if op is Op.TIMER else ():
+            log.warning(
+                "windows or timers wait for the watermark of a stream, which does not rise; what "
+                "holds it back is waited for until it is at a later time, idle, or ends",
+                task=task.name,
+                stream=held.stream,
+                watermark=held.watermark if held.watermark > -math.inf else None,
+                held_back_by=held.held_back_by or "no source: none has told its time",
+            )
         interval = task.settings.window
         if op is Op.WINDOW and seconds >= interval and task.name not in self._slow_windows:
             self._slow_windows.add(task.name)

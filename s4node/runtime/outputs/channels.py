@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from s4node.app.stream import InputStream, Stream
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox_rows import Rows
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.wire import frame as wire
 from s4node.runtime.task.task import Task
 from s4node.state.job import LIFE
 from s4node.state.task_state import TaskState
@@ -82,3 +84,17 @@ def former_first(channels: Iterable[str]) -> list[str]:
 def is_near(channel: Channel, lane: Lane) -> bool:
     """Return True if the owner of a lane is connected, or may connect soon."""
     return lane.open or channel.emitter.is_near(channel.routes.route_of(lane))
+
+
+def headers_of_time(task: Task, stream: Stream, outbox: TransactionalOutbox) -> wire.Headers:
+    """The headers of a hello that say who tells the time of a stream's events.
+
+    Without one the task reports it with its commits. What it puts from streams without a time tells
+    it by itself.
+    """
+    puts, untimed = task.processor.put_times, task.processor.untimed_puts
+    if isinstance(stream, InputStream) or (stream.name in puts and stream.name not in untimed):
+        return {}
+    outbox.latest.by_commits = False
+    outbox.latest.field = stream.time.field if stream.time else None  # before there is an answer
+    return {wire.UNTIMED: True}

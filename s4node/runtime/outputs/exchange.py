@@ -57,6 +57,7 @@ from s4node.runtime.outputs.channels import (
     Unclaimed,
     channel_name,
     former_first,
+    headers_of_time,
     is_near,
     parts_of,
 )
@@ -246,6 +247,7 @@ class Exchange:
             **outbox_options(self._app.streams[stream], self._config),
         )
         headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
+        headers = {**headers, **headers_of_time(task, self._app.streams[stream], outbox)}
         routes = Routes(outbox, self._incarnation, headers=headers)
         emitter = self.emitter
         if consumer:

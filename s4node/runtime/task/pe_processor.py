@@ -33,6 +33,7 @@ from s4node.app.window_instances import WindowInstances
 from s4node.errors import HeldBackBeyond, NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
+from s4node.runtime.event_time.held_streams import HeldStream
 from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.gate import Op
@@ -165,6 +166,10 @@ class PeProcessor(Processor):
     @property
     def put_times(self) -> Mapping[str, float]:
         return self.times.puts.times
+
+    @property
+    def untimed_puts(self) -> Collection[str]:
+        return self.times.puts.untimed
 
     @property
     def idle_puts(self) -> Collection[str]:
@@ -439,6 +444,9 @@ class PeProcessor(Processor):
 
     def slow_timers(self) -> list[str]:
         return self._calls.slow_timers()
+
+    def held_streams(self) -> list[HeldStream]:
+        return self.times.held_streams()
 
     def _call_failed(self, call: Call, error: BaseException) -> ProcessingError:
         what = call.what

@@ -20,6 +20,7 @@ from typing import Any
 from s4node.app.instances import Instances
 from s4node.events.event import EventBatch
 from s4node.offsets.ordered_release import OrderedRelease
+from s4node.runtime.event_time.held_streams import HeldStream
 from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
@@ -140,6 +141,10 @@ class Processor(ABC):
         """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
         return ()
 
+    def held_streams(self) -> Iterable[HeldStream]:
+        """Take the streams whose watermark does not rise although windows or timers wait for it."""
+        return ()
+
     def leave_out(self, failed: FailedHooks, /) -> None:
         """Leave out the calls of windows and timers that have failed."""
 
@@ -191,6 +196,11 @@ class Processor(ABC):
     def put_times(self) -> Mapping[str, float]:
         """By stream: what is put on it from now on is not older."""
         return {}
+
+    @property
+    def untimed_puts(self) -> Collection[str]:
+        """The streams of ``put_times`` whose events tell their time, beside the task."""
+        return ()
 
     @property
     def idle_puts(self) -> Collection[str]:

@@ -28,7 +28,7 @@ from s4node.events.event import GenericEvent
 from s4node.events.event_time import MOST_AHEAD, SECONDS_AT_MOST
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.event_time.put_times import feeders_in
-from s4node.runtime.event_time.task_times import reached_times
+from s4node.runtime.event_time.saved_times import reached_times
 from s4node.spark.columns import PARTITION, TIME
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.durable_parts import kind_of
-from s4node.runtime.event_time.task_times import EVENT_TIME
+from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.runtime.inputs.binding import replayable
 from s4node.runtime.inputs.job_model import JobModel, TaskModel, model_of
 from s4node.runtime.task.pe_processor import PeProcessor

@@ -17,8 +17,8 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import hopping, tumbling
 from s4node.errors import EventError, StateError
 from s4node.events.event import GenericEvent
+from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.runtime.event_time.sources import SourceState
-from s4node.runtime.event_time.task_times import EVENT_TIME
 from s4node.runtime.task import task
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.testing.app_test import AppTest

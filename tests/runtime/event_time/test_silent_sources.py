@@ -15,6 +15,7 @@ from test_windows import Bar, Candle, Trade, a, bars, market
 
 from s4node.app.app import AdapterApp, App
 from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import OutputStream
 from s4node.app.windows import tumbling
 from s4node.events.schema import EventType
 from s4node.net.client.client import Client
@@ -63,6 +64,85 @@ def test_a_silent_stream_does_not_hold_the_windows_of_another_one(slow: list[flo
             test.send("fast", *a(110 + second))
             test.advance(seconds=1)
         assert bars(test) == [("a", 0, 9 + len(slow), 0)]
+
+
+@pytest.mark.parametrize("order", [["slow", "fast"], ["fast", "slow"], ["slow fast"]])
+def test_once_all_programs_are_idle_the_windows_before_the_latest_event_end_whoever_was_first(
+    order: list[str],
+) -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        at = {"slow": 20.0, "fast": 200.0}
+        times.reported("trades", "slow", 10)
+        times.reported("trades", "fast", 10)
+        for names in order:
+            for name in names.split():
+                times.reported("trades", name, at[name])
+        for names in order:
+            times.step()
+            for name in names.split():
+                times.reported("trades", name, at[name], idle=True)
+        times.step()
+        assert watermark(times) == 195
+
+
+@pytest.mark.parametrize("first", ["fast", "slow"])
+def test_once_all_streams_of_a_pe_are_idle_its_windows_before_the_latest_event_end(
+    first: str,
+) -> None:
+    with AppTest(Both) as test:
+        for name in sorted(("fast", "slow"), key=lambda name: name != first):
+            test.send(name, *a(*((11, 100) if name == "fast" else (12,))))
+            test.advance(seconds=4)
+        assert bars(test) == []
+        test.advance(seconds=7)
+        assert bars(test) == [("a", 0, 2, 0)]
+
+
+def test_a_program_that_is_ahead_of_the_clock_and_idle_makes_nobody_late() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        now = times._wall()
+        times.reported("trades", "right", now - 10)
+        times.reported("trades", "ahead", now + 3000)
+        for name, at in (("ahead", now + 3000), ("right", now - 10)):
+            times.reported("trades", name, at, idle=True)
+        times.step()
+        assert now - 10 < watermark(times) <= times._wall() - 5
+
+
+def test_the_last_events_of_a_quiet_stream_in_order_are_handed_on_if_it_may_end_when_idle() -> None:
+    class Last(ProcessingElement):
+        out: OutputStream
+
+        def on_event(self, trade: Trade) -> None:
+            self.out.put(trade)
+
+    def quiet(*, ends: bool) -> type[App]:
+        class Quietly(App):
+            def on_init(self) -> None:
+                last = self.create_pe(Last)
+                last.out = self.create_output_stream("out", types=Trade)
+                for name, lateness in (("one", 5), ("other", 0.5)):
+                    self.create_input_stream(
+                        name, last, key="symbol", types=Trade, time="at", lateness=lateness,
+                        idle=10, idle_ends=ends, order="time",
+                    )  # fmt: skip
+
+        return Quietly
+
+    with AppTest(quiet(ends=True)) as test:
+        test.send("one", *a(100))
+        test.send("other", *a(100.5))
+        test.advance(seconds=9)
+        assert test.output("out") == []
+        test.advance(seconds=2)
+        assert [each.at for each in test.output("out")] == [100, 100.5]
+    with AppTest(quiet(ends=False)) as test:
+        test.send("one", *a(100))
+        test.send("other", *a(100.5))
+        test.advance(seconds=100)
+        assert test.output("out") == []
 
 
 def test_a_program_with_an_id_that_has_ended_its_stream_is_not_waited_for() -> None:

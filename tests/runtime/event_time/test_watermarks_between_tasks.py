@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import tumbling
 from s4node.events.event import Event
+from s4node.offsets.watermarks import Watermarks
+from s4node.runtime.event_time.held_streams import HeldStream, HeldStreams
 from s4node.testing.any_order import rows_in_any_order
 from s4node.testing.app_test import AppTest
 
@@ -96,6 +99,122 @@ def test_a_kill_at_any_moment_changes_no_result_of_two_hops(at: int) -> None:
         test.advance(seconds=10)
         assert sorted(set(results(test))) == EXPECTED
         assert test.late("Auction") == test.late("Highest") == 0
+
+
+class Passed(Event):
+    car: str
+    road: str
+    at: float
+
+
+class Car(ProcessingElement):
+    seen: Stream
+
+    def on_event(self, passed: Passed) -> None:
+        self.seen.put(passed)
+
+
+class Road(ProcessingElement):
+    counts: OutputStream
+    cars: int = 0
+
+    def on_event(self, passed: Passed) -> None:
+        self.cars += 1
+
+    def on_window(self) -> None:
+        self.counts.put(Passed(str(self.cars), str(self.key), self.window.start))
+
+
+def roads(order: str = "", system: str = "live") -> type[App]:
+    class Roads(App):
+        def on_init(self) -> None:
+            car, road = self.create_pe(Car), self.create_pe(Road)
+            road.set_window(tumbling(60))
+            road.counts = self.create_output_stream("counts", types=Passed)
+            car.seen = self.create_stream(
+                "seen", road, key="road", types=Passed, time="at", lateness=5, order=order
+            )
+            self.create_input_stream("passed", car, key="car", types=Passed, system=system)
+
+    return Roads
+
+
+def counts(test: AppTest[Any]) -> list[tuple[str, float, str]]:
+    return sorted((each.road, each.at, each.car) for each in test.output("counts"))
+
+
+@pytest.mark.parametrize("system", ["live", "log"])
+@pytest.mark.parametrize("order", ["", "time"])
+def test_a_stream_that_is_put_from_one_without_a_time_has_the_same_windows_in_all_layouts(
+    system: str, order: str
+) -> None:
+    for partitions in (1, 4):
+        with AppTest(roads(order, system), partitions=partitions) as test:
+            for at in range(60, 260, 20):
+                test.send("passed", *(Passed(f"c{at}", road, at) for road in ("A1", "A2", "A3")))
+                test.advance(seconds=1)
+            test.advance(seconds=30)  # some tasks have sent nothing, and are waited for
+            expected = [(road, at, "3") for road in ("A1", "A2", "A3") for at in (60.0, 120.0)]
+            assert counts(test) == expected
+            assert test.late(Road) == 0
+            if not order:
+                assert test.watermark("seen") == (235.0, "")
+
+
+def test_tasks_that_put_from_a_log_without_a_time_may_be_far_apart() -> None:
+    with AppTest(roads(system="log"), partitions=2) as test:
+        for car, first in (("b", 600.0), ("a", 60.0)):  # each in a partition of its own
+            test.send("passed", *(Passed(car, "A1", first + n) for n in range(0, 300, 20)))
+            test.advance(seconds=1)
+        for partition, car in enumerate("ba"):
+            assert test.state(Car, car, partition=partition)
+        test.advance(seconds=32)
+        assert [at for _, at, _ in counts(test)] == [60.0 * n for n in (1, 2, 3, 4, 5)] + [
+            60.0 * n for n in (10, 11, 12, 13)
+        ]
+        assert test.late(Road) == 0
+
+
+def test_a_watermark_says_which_source_holds_it_back() -> None:
+    with AppTest(Auctions) as test:
+        assert test.watermark("bids") == (-math.inf, "")
+        test.send("bids", Bid(1, 1, 100))
+        assert test.watermark("bids") == (99.0, "bids[0]@test")
+    with AppTest(roads(), partitions=4) as test:
+        test.send("passed", Passed("c", "A1", 100))
+        test.advance(seconds=1)
+        time, held_back_by = test.watermark("seen")
+        assert time == -math.inf
+        assert held_back_by.startswith("seen[")
+        with pytest.raises(LookupError, match="stream 'passed' has no time"):
+            test.watermark("passed")
+
+
+def test_a_stream_whose_watermark_does_not_rise_is_told_once_with_what_holds_it_back() -> None:
+    marks = Watermarks(lateness=5)
+    held = HeldStreams({"trades": marks})
+    held.note({"trades"}, now=0)
+    assert held.take_untold(now=59) == []
+    assert held.take_untold(now=60) == [HeldStream("trades", -math.inf, "")]
+    assert held.take_untold(now=61) == []
+    marks.reach("fast", 100)
+    marks.reach("slow", 50)
+    marks.advance()
+    held.note({"trades"}, now=70)
+    assert held.take_untold(now=129) == []
+    assert held.take_untold(now=130) == [HeldStream("trades", 45.0, "slow")]
+    held.note(set(), now=140)  # no window waits any more
+    held.note({"trades"}, now=150)
+    assert held.take_untold(now=209) == []
+
+
+def test_a_stream_that_is_as_far_as_its_events_is_not_told() -> None:
+    marks = Watermarks(lateness=5)
+    held = HeldStreams({"trades": marks})
+    marks.reach("only", 100)
+    marks.advance()
+    held.note({"trades"}, now=0)
+    assert held.take_untold(now=1000) == []
 
 
 def test_the_rows_are_the_same_for_every_order_number_of_partitions_and_kill() -> None:
