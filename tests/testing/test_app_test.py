@@ -560,6 +560,7 @@ def test_setting_what_the_class_has_without_an_annotation_is_answered_with_how_t
     class Given(App):
         def on_init(self) -> None:
             pe = self.create_pe(Unannotated)
+            pe.totals = self.create_output_stream("totals", types=Total)
             pe.given = 0  # type: ignore[attr-defined]
             self.create_input_stream("clicks", pe, key="user")
 
@@ -572,8 +573,9 @@ def test_setting_what_the_class_has_without_an_annotation_is_answered_with_how_t
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    app = counting()
-    app.create_pe(Count)
+    set_up: list[Any] = []
+    app = counting(set_up.append)
+    app.create_pe(Count).totals = set_up[0].totals
     with AppTest(app) as test:
         test.send("clicks", Click("joe"))
         with pytest.raises(LookupError, match=r"no stream 'click'; known: totals, clicks"):

@@ -350,7 +350,9 @@ class NodeRoute:
         """In how many seconds the node should be told the latest time; None if it knows it."""
         if not self.opened or not self.outbox.latest.to_tell(self.lanes):
             return None
-        return min(max(0.0, (self._told_time_ms + _TIME_MS - now_ms) / 1000), _TIME_MS / 1000)
+        passed = now_ms - self._told_time_ms
+        # below 0 the clock was set back
+        return (_TIME_MS - passed) / 1000 if 0 <= passed < _TIME_MS else 0.0
 
     def time_frames(self, now_ms: int) -> list[bytes]:
         """The frame that tells the node the latest time, if one is due."""

@@ -65,6 +65,21 @@ def test_the_hello_names_producer_types_and_where_each_lane_stands() -> None:
     ]
 
 
+def test_a_time_is_told_although_the_clock_was_set_back_since_the_last_one() -> None:
+    outbox = Outbox("ticks", "p", types=[Tick])
+    route = route_of(outbox)
+    route.hello_frame()
+    route.on_hello(answer(wire.Position(0, 0, 10)))
+    outbox.latest.take_field({wire.TIME: "at"})
+    noon, two_hours = 43_200_000, 7_200_000
+    outbox.latest.reach(10.0, noon / 1000)
+    assert len(route.time_frames(noon)) == 1
+    outbox.latest.reach(20.0, noon / 1000)
+
+    assert route.time_frames(noon) == []  # it is told in a moment
+    assert len(route.time_frames(noon - two_hours)) == 1
+
+
 @pytest.mark.parametrize(
     ("hello", "error"),
     [
