@@ -25,7 +25,7 @@ import msgspec
 from s4node.cluster.node.own_folder import lives, process_folder
 from s4node.cluster.node.supervisor_protocol import handed_on
 from s4node.config.config import Config
-from s4node.errors import ConfigError, described
+from s4node.errors import ConfigError, described, presentable
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import OPTIONS
@@ -76,7 +76,8 @@ class RunningEntry:
             return
         new = self._file.with_suffix(".new")
         try:
-            placed = msgspec.structs.replace(running, home=_home(), file=str(self._file))
+            file = presentable(str(self._file))
+            placed = msgspec.structs.replace(running, home=_home(), file=file)
             new.write_bytes(msgspec.json.encode(placed))
             new.replace(self._file)
         except OSError as error:
@@ -137,7 +138,7 @@ def running_processes() -> list[Running]:
 
 
 def _home() -> str:
-    return str(Path("~").expanduser().absolute())
+    return presentable(str(Path("~").expanduser().absolute()))  # it may be no UTF-8
 
 
 def _runtime_folder() -> Path:

@@ -326,17 +326,18 @@ async def test_commits_that_cannot_be_written_are_reported_and_tried_again(
             writing(notes, "clicks"), {**settings, "task.commit.ms": "10"}
         ) as container:
             committer = container.replay.committer
-            await until(lambda: committer.commits == 1)  # where it begins
+            await until(lambda: committer.commits >= 1)  # where it begins
             holder = sqlite3.connect(file, isolation_level=None)
             holder.execute("BEGIN IMMEDIATE")
+            written = committer.commits
             system.put("clicks", 0, *map(event, range(5)))
             await until(lambda: committer.failures >= 3)
-            assert committer.commits == 1
+            assert committer.commits == written
             [(task, reason)] = container.replay.statistics().failing.items()
             assert (task, "locked" in reason) == ("Partition 0", True)
             assert notes.count == 5  # it is no reason to stop
             holder.execute("ROLLBACK")
-            await until(lambda: committer.commits > 1)
+            await until(lambda: committer.commits > written)
             assert not committer.failing
     said = [line["event"] for line in logs if line["event"].startswith("progress")]
     assert said == [
