@@ -350,9 +350,8 @@ class NodeRoute:
         """In how many seconds the node should be told the latest time; None if it knows it."""
         if not self.opened or not self.outbox.latest.to_tell(self.lanes):
             return None
-        passed = now_ms - self._told_time_ms
-        # below 0 the clock was set back
-        return (_TIME_MS - passed) / 1000 if 0 <= passed < _TIME_MS else 0.0
+        # the absolute value: a clock that was set back does not hold the time up
+        return max(0, _TIME_MS - abs(now_ms - self._told_time_ms)) / 1000
 
     def time_frames(self, now_ms: int) -> list[bytes]:
         """The frame that tells the node the latest time, if one is due."""
