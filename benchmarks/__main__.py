@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result import Result
+from benchmarks.runner import Result
 from s4node.errors import S4Error
 from s4node.process.exit_status import exit_status
 
@@ -51,6 +51,22 @@ BENCHMARKS = {
     "window-latency": "from the end of a window to its result, 100 producers, one of them silent",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
+
+_FUNCTIONS = {
+    "single-events": "keyed_count.run_single",
+    "tls": "latency.run_tls",
+    "word-count": "flows.run_words",
+    "hops": "flows.run_hops",
+    "log-append": "log.run_append",
+    "log-replay": "log.run_replay",
+    "spark-sink": "spark.run_sink",
+    "recovery": "commit.run_recovery",
+    "async-io": "loop.run_async",
+    "spark-source": "spark.run_source",
+    "bootstrap": "spark.run_bootstrap",
+    "keys": "keyed_count.run_keys",
+}
+"""Those that are not the function ``run`` of the module with their name."""
 
 BLOCKING = "all block; no rate is set"
 STAGES = {"overload": "each policy in turn"}
@@ -100,8 +116,10 @@ def _measure(name: str, *, quick: bool) -> list[Result]:
     print(f"{name}: {BENCHMARKS[name]} ...", file=sys.stderr, flush=True)
     stages = STAGES.get(name, BLOCKING)
     _say(f"stages: {stages}")
-    module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
-    found: list[Result] = module.run(quick=quick, say=_say)
+    place = _FUNCTIONS.get(name, f"{name.replace('-', '_')}.run")
+    module, _, function = place.partition(".")
+    run = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    found: list[Result] = run(quick=quick, say=_say)
     for result in found:
         result.notes["stages"] = stages
     return found

@@ -21,14 +21,11 @@ from typing import Any
 
 import trio
 
-from benchmarks.process import Role, usage
-from benchmarks.result import Result, middle
+from benchmarks.runner import Result, Role, answer, container_of, measured, middle, running, usage
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 from s4node.state.remote_files import RemoteFiles
 
@@ -76,10 +73,9 @@ def _row(to: str, partitions: int, url: bool, seconds: float, say: Callable[[str
     events = int(RATE * seconds)
     with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder:
         task = {"folder": folder, "to": to, "partitions": partitions, "url": url}
-        with Role("hopping", count=events, **task) as app:
+        with Role("durable_latency.hopping", count=events, **task) as app:
             address = app.hear()["address"]
-            with Role("sparking", address=address, count=events) as producer:
-                sent = producer.hear()
+            sent = measured("durable_latency.sparking", address=address, count=events)
             found = app.hear()
     notes = {
         "to": to,
@@ -107,7 +103,7 @@ def _row(to: str, partitions: int, url: bool, seconds: float, say: Callable[[str
 # --- the processes -------------------------------------------------------------------------------
 
 
-def sparking(task: dict[str, Any], say: Callable[..., None]) -> None:
+def sparking(task: dict[str, Any]) -> None:
     """Send ``count`` events, evenly over time; report how long verdicts took."""
     waited: list[float] = []
 
@@ -132,12 +128,12 @@ def sparking(task: dict[str, Any], say: Callable[..., None]) -> None:
                 await stream.send(Spark(f"key-{number % 97}", number))
             await stream.flush()
             nursery.cancel_scope.cancel()
-        say(sent=task["count"], p50_ms=middle(waited) * 1000)
+        answer(sent=task["count"], p50_ms=middle(waited) * 1000)
 
     trio.run(main)
 
 
-def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
+def hopping(task: dict[str, Any]) -> None:
     """Run the apps; report when they are ready, and the delays once all events have arrived."""
     late: list[float] = []
     arrived = 0
@@ -167,7 +163,6 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
     app.create_input_stream("sparks", app.create_pe(Send), key="key")
     app.create_input_stream("probes", app.create_pe(Ignore), key="key")
     settings = {
-        "s4.listener.address": "tcp://127.0.0.1:0",
         "s4.cluster.partitions": str(task["partitions"]),
         "s4.state.folder": str(Path(task["folder"]) / "state"),
     }
@@ -175,13 +170,8 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
         settings["s4.state.url"] = (Path(task["folder"]) / "store").as_uri()
 
     async def started(stack: AsyncExitStack, app: App, **more: str) -> Container:
-        container = Container(app, Config.from_values({**settings, **more}))
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        nursery.start_soon(container.run)
-        stack.callback(container.stop)
-        await container.ready.wait()
-        tune_python(container.config)
-        return container
+        container = container_of(app, {**settings, **more})
+        return await stack.enter_async_context(running(container))
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -195,7 +185,7 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
                 }
             ways |= {f"s4.stream.{each}.grade": "durable" for each in ("sparks", "probes")}
             containers.append(await started(stack, app, **ways))
-            say(address=containers[-1].address)
+            answer(address=containers[-1].address)
             while not arrived:  # noqa: ASYNC110 - it measures
                 await trio.sleep(0.001)
             before, began = usage()["cpu_s"], clock()
@@ -204,7 +194,7 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
             cpu_s, seconds = usage()["cpu_s"] - before, clock() - began
             commits = sum(each.replay.committer.commits for each in containers if each.replay)
         ordered = sorted(late)
-        say(
+        answer(
             arrived=arrived,
             events=len(ordered),
             seconds=seconds,

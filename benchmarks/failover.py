@@ -46,7 +46,7 @@ from benchmarks.nodes import (
     keys_of_partitions,
     nodes_at,
 )
-from benchmarks.result import Result, middle
+from benchmarks.runner import Result, middle
 from s4node.net.client.client import Client
 from s4node.net.client.client_stream import ClientStream
 

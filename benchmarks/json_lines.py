@@ -14,14 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import msgspec
 
 from benchmarks import workload
-from benchmarks.process import Role
-from benchmarks.result import Result, middle
+from benchmarks.keyed_count import BareLoop
+from benchmarks.runner import Result, Role, Run, answer, in_turn, measured, middle, rate_of
 
 CHUNK = 2048
 
@@ -32,67 +33,47 @@ PIPE_BYTES = 1 << 16
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for 1, 8 and 64 partitions."""
     runs, seconds = (1, 0.5) if quick else (5, 5.5)
-    rows: dict[int, list[dict[str, Any]]] = {1: [], 8: [], 64: []}
-    limits = []
-    for number in range(runs):
-        say(f"run {number + 1} of {runs}: the limit, then {', '.join(map(str, rows))} partitions")
-        with Role("lines_limit", seconds=seconds) as limit:
-            limits.append(limit.hear())
-        for partitions, found in rows.items():
-            found.append(system(partitions, seconds))
-    limit_rate = middle([one["events"] / one["seconds"] for one in limits])
+    cases = {f"{number} partitions": partial(system, number, seconds) for number in (1, 8, 64)}
+    limit = partial(measured, "json_lines.lines_limit", seconds=seconds)
+    found = in_turn({**cases, "limit": limit}, runs, say)
     results = []
-    for partitions, found in rows.items():
-        rate = middle([one["sent"] / one["seconds"] for one in found])
-        results.append(
-            Result(
-                "json-lines",
-                events=sum(one["sent"] for one in found),
-                seconds=sum(one["seconds"] for one in found),
-                events_per_s=rate,
-                limit_events_per_s=limit_rate,
-                ratio=rate / limit_rate,
-                cpu_s_per_million=middle([_cpu(one, "node", "send") for one in found]),
-                rss_mb=max(one["rss_mb"] for one in found),
-                checked=all(one["checked"] for one in found),
-                notes={
-                    "partitions": partitions,
-                    "node_cpu_s_per_million": middle([_cpu(one, "node") for one in found]),
-                },
-            )
-        )
+    for case in cases:
+        result = Result.of("json-lines", found[case], rate_of(found["limit"]))
+        result.notes = {
+            "partitions": int(case.split()[0]),
+            "node_cpu_s_per_million": middle([_node_cpu(one) for one in found[case]]),
+        }
+        results.append(result)
     return results
 
 
-def _cpu(one: dict[str, Any], *processes: str) -> float:
-    seconds: float = sum(one[f"{process}_cpu_s"] for process in processes)
-    return seconds / int(one["sent"]) * 1e6
+def _node_cpu(one: Run) -> float:
+    return float(one["node_cpu_s"]) / int(one["events"]) * 1e6
 
 
-def system(partitions: int, seconds: float) -> dict[str, Any]:
+def system(partitions: int, seconds: float) -> Run:
     """One run of a node and ``s4 send``: the events sent, the speed, and a check of the counts."""
-    with Role("node", settings={"s4.cluster.partitions": str(partitions)}) as node:
+    with Role("keyed_count.node", settings={"s4.cluster.partitions": str(partitions)}) as node:
         address = node.hear()["address"]
-        node.tell({"stop": False})
-        before = node.hear()["cpu_s"]
+        before = node.ask()["cpu_s"]
         sent = _sent(address, seconds)
         node.tell({})
         counted = node.hear()
-    expected = workload.truth(workload.key_sequence(), sent["sent"])
-    digest = workload.digest((key, count, total) for key, (count, total) in expected.items())
+    node_cpu_s = counted["cpu_s"] - before
     return {
         **sent,
-        "node_cpu_s": counted["cpu_s"] - before,
+        "cpu_s": node_cpu_s + sent["send_cpu_s"],
+        "node_cpu_s": node_cpu_s,
         "rss_mb": counted["rss_mb"],
-        "checked": counted["events"] == sent["admitted"] == sent["sent"]
-        and counted["digest"] == digest,
+        "checked": counted["events"] == sent["admitted"] == sent["events"]
+        and counted["digest"] == workload.digest_of(sent["events"]),
     }
 
 
 def _sent(address: str, seconds: float) -> dict[str, Any]:
     """Pipe lines into ``s4 send`` for ``seconds``."""
     command = [sys.executable, "-m", "s4node", "send", "readings", "--to", address, "--json"]
-    source, chunks = cycle(texts()), 0
+    source, chunks = cycle(workload.lines(CHUNK)), 0
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -111,7 +92,7 @@ def _sent(address: str, seconds: float) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         process.returncode = 0
     return {
-        "sent": chunks * CHUNK,
+        "events": chunks * CHUNK,
         "admitted": said["admitted"],
         "seconds": seconds,
         "send_cpu_s": used.ru_utime + used.ru_stime - begun,
@@ -125,12 +106,15 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def texts() -> list[bytes]:
-    """One pass over the events as texts of CHUNK lines of JSON."""
-    encode = msgspec.json.Encoder().encode_lines
-    keys = workload.key_sequence()
-    source = workload.batches(keys, CHUNK)
-    return [
-        encode([{"key": e.key, "value": e.value, "ts": e.ts} for e in next(source)])
-        for _ in range(len(keys) // CHUNK)
-    ]
+def lines_limit(task: dict[str, Any]) -> None:
+    """The bare loop over lines of JSON, with events of the same fields."""
+    fields = [(one.name, one.type) for one in msgspec.structs.fields(workload.Reading)]
+    line = msgspec.defstruct("Line", fields, frozen=True, gc=False)  # an object, not an array
+    loop = BareLoop(msgspec.json.Decoder(line).decode_lines)
+    texts = workload.lines(CHUNK)
+    passes, began = 0, time.perf_counter()
+    while time.perf_counter() - began < task["seconds"]:
+        loop.count(texts)
+        passes += 1
+    events = passes * len(texts) * CHUNK
+    answer(events=events, seconds=time.perf_counter() - began)

@@ -19,21 +19,17 @@ from typing import Any, ClassVar
 
 import trio
 
-from benchmarks.process import Role, resident_mb
-from benchmarks.result import Result
+from benchmarks.runner import Result, Role, answer, container_of, listen, resident_mb, running
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.windows import tumbling
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.tree.folder import FolderCoordination
-from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner, crc32m
 from s4node.net.client.client import Client
 from s4node.net.client.client_stream import ClientStream
-from s4node.process.serve import tune_python
-from s4node.runtime.container.container import Container
 
 WINDOWS, QUICK_WINDOWS = 1_000_000, 2_000
 SECONDS, QUICK_SECONDS = 10.0, 0.5
@@ -210,7 +206,7 @@ class _Run:
         ]
 
     def _start(self, name: str) -> None:
-        role = Role("opened", folder=str(self._folder), member=name)
+        role = Role("many_windows.opened", folder=str(self._folder), member=name)
         self._containers[name] = self._stack.enter_context(role)
 
     def _kill(self, name: str) -> None:
@@ -286,39 +282,30 @@ def _at(delays: list[float], part: float) -> float:
     return delays[min(len(delays) - 1, int(len(delays) * part))] * 1000
 
 
-def opened(
-    task: dict[str, Any], say: Callable[..., None], listen: Callable[[], dict[str, Any]]
-) -> None:
+def opened(task: dict[str, Any]) -> None:
     """Run a container; it tells what it has when it is asked, and stops when it is told to."""
     folder, name = Path(task["folder"]), task["member"]
-    config = Config.from_values(
-        {
-            "s4.listener.address": "tcp://127.0.0.1:0",
-            "s4.cluster.partitions": "2",
-            "s4.state.folder": str(folder / "state"),
-        }
-    )
+    values = {"s4.cluster.partitions": "2", "s4.state.folder": str(folder / "state")}
 
     async def main() -> None:
         app = Opened("opened")
         coordination = FolderCoordination(str(folder / "nodes"))
-        async with coordination.session(name) as session, trio.open_nursery() as nursery:
+        async with coordination.session(name) as session:
             enrolment = Enrolment(session, "default", app.name, name, 2)
-            container = Container(app, config, node=name, enrolment=enrolment)
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            tune_python(config)
-            say(address=container.address)
-            while (await trio.to_thread.run_sync(listen))["what"] == "look":
-                delays = Probed.delays[:]
-                del Probed.delays[: len(delays)]
-                say(
-                    delays=delays,
-                    owned=sorted(at for at, task in container.tasks.items() if task.gate.begins),
-                    ended=Open.ended[0],
-                    fired=Alarm.fired[0],
-                    rss_mb=resident_mb(),
-                )
-            container.stop()
+            made = container_of(app, values, node=name, enrolment=enrolment)
+            async with running(made) as container:
+                answer(address=container.address)
+                while (await trio.to_thread.run_sync(listen))["what"] == "look":
+                    delays = Probed.delays[:]
+                    del Probed.delays[: len(delays)]
+                    answer(
+                        delays=delays,
+                        owned=sorted(
+                            at for at, task in container.tasks.items() if task.gate.begins
+                        ),
+                        ended=Open.ended[0],
+                        fired=Alarm.fired[0],
+                        rss_mb=resident_mb(),
+                    )
 
     trio.run(main)

@@ -12,15 +12,21 @@ from typing import Any
 
 import trio
 
-from benchmarks.process import Role, resident_mb, usage
-from benchmarks.result import Result
+from benchmarks.runner import (
+    Result,
+    Role,
+    answer,
+    asked,
+    container_of,
+    listen,
+    resident_mb,
+    running,
+    usage,
+)
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_python
-from s4node.runtime.container.container import Container
 
 HANDLER_SECONDS = 0.001
 TAKES = int(1 / HANDLER_SECONDS)
@@ -77,12 +83,13 @@ def _one(policy: str, seconds: float, size: int) -> Result:
         "s4.deserializer.workQueueSize": "1000000",
         "s4.deserializer.workQueueBytes": str(STAGE_BYTES),
     }
-    with Role("slow_node", settings=settings) as node:
+    with Role("overload.slow_node", settings=settings) as node:
         address = node.hear()["address"]
-        with Role("pressing", address=address, seconds=seconds, rate=RATE, size=size) as producer:
+        with Role(
+            "overload.pressing", address=address, seconds=seconds, rate=RATE, size=size
+        ) as producer:
             producer.hear()
-            node.tell({"stop": False})
-            idle = node.hear()["peak_mb"]
+            idle = node.ask()["peak_mb"]
             producer.tell({})
             sent = producer.hear()
         node.tell({})
@@ -119,35 +126,30 @@ def _one(policy: str, seconds: float, size: int) -> Result:
 # --- the processes -------------------------------------------------------------------------------
 
 
-def slow_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
+def slow_node(task: dict[str, Any]) -> None:
     """Run a node with the slow PE; report peak memory on request, and the counts at the end."""
 
     async def main() -> None:
         app = App("overload")
         app.create_input_stream("packages", app.create_pe(Slow), key="key")
-        own = {"s4.listener.address": "tcp://127.0.0.1:0", "s4.watchdog.ms": "0"}
-        container = Container(app, Config.from_values({**own, **task["settings"]}))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            tune_python(container.config)
-            say(address=container.address)
-            while not (await trio.to_thread.run_sync(listen)).get("stop", True):
-                say(peak_mb=usage()["rss_mb"] * 1.048576, resident_mb=resident_mb())
+        values = {"s4.watchdog.ms": "0", **task["settings"]}
+        async with running(container_of(app, values)) as container:
+            answer(address=container.address)
+            while await asked():
+                answer(peak_mb=usage()["rss_mb"] * 1.048576, resident_mb=resident_mb())
             slow = [pe for one in container.tasks.values() for pe in one.instances["Slow"].values()]
             told = container.statistics()
-            say(
+            answer(
                 processed=told.processed,
                 counted=sum(pe.count for pe in slow),  # type: ignore[attr-defined]
                 shed=sum(sum(stage.shed.values()) for stage in told.stages),
                 peak_mb=usage()["rss_mb"] * 1.048576,
             )
-            container.stop()
 
     trio.run(main)
 
 
-def pressing(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
+def pressing(task: dict[str, Any]) -> None:
     """Send events at a rate, and wait if made to; report the outcome."""
 
     async def main() -> None:
@@ -156,7 +158,7 @@ def pressing(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
             stream = await client.stream("packages", types=Package)
             await stream.send_many([Package(n, payload) for n in range(50)])
             await stream.flush()
-            say(ready=True)
+            answer(ready=True)
             listen()
             part = task["rate"] // 100
             sent, waited = 50, 0.0
@@ -171,7 +173,7 @@ def pressing(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
                 waited += trio.current_time() - before
             await stream.flush()
             counts = stream.counts
-            say(
+            answer(
                 sent=sent,
                 admitted=counts["admitted"],
                 shed=counts["shed"],

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 from rocksdict import AccessType, Options, Rdict, WriteBatch
 
-from benchmarks.generated import key_of
-from benchmarks.result import Result, middle
+from benchmarks.runner import Result, middle
+from benchmarks.workload import key_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.repartition import ROWS, Repartition

@@ -20,10 +20,8 @@ from typing import Any
 
 import trio
 
-from benchmarks.commit import PARTITIONS
-from benchmarks.counting import CHUNK, NAME, Pause
-from benchmarks.process import Role
-from benchmarks.result import Result, middle
+from benchmarks.commit import CHUNK, NAME, PARTITIONS, Pause
+from benchmarks.runner import Result, Role, measured, middle
 from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config.config import Config
 from s4node.deploy.savepoint import SavepointOf
@@ -51,18 +49,17 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 def _row(law: str, keys: int, events: int, say: Callable[[str], None], *, quick: bool) -> Result:
     with (
         tempfile.TemporaryDirectory(prefix="s4-bench-") as folder,
-        Role("replayed", folder=folder, partitions=PARTITIONS) as node,
+        Role("log.hosting", folder=folder, partitions=PARTITIONS) as node,
     ):
         address = node.hear()["address"]
         say(f"{keys:,} keys, drawn {law}: fill the log")
-        with Role("filling", address=address, keys=keys, law=law, events=events) as producer:
-            filled = producer.hear()
+        filled = measured("commit.filling", address=address, keys=keys, law=law, events=events)
         say("take savepoints amid the count")
         job = folder_of(str(Path(folder) / "state"), "default", NAME)
         job.mkdir(parents=True)
         trio.run(_begin_coordination, job)
         with Role(
-            "counting",
+            "commit.counting",
             address=address,
             folder=str(Path(folder) / "state"),
             state=True,

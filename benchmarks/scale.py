@@ -26,7 +26,7 @@ from benchmarks.nodes import (
     keys_of_partitions,
     nodes_at,
 )
-from benchmarks.result import Result
+from benchmarks.runner import Result
 from s4node.net.client.client import Client
 from s4node.net.client.client_stream import ClientStream
 

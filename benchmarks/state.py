@@ -23,16 +23,12 @@ import trio
 from rocksdict import Options, Rdict
 
 from benchmarks import workload
-from benchmarks.counting import Pauses
-from benchmarks.generated import key_of
-from benchmarks.process import Role, usage
-from benchmarks.result import Result, middle
+from benchmarks.commit import Pauses
+from benchmarks.runner import Result, answer, container_of, measured, middle, running, usage
+from benchmarks.workload import key_of
 from s4node.app.app import App
-from s4node.config.config import Config
 from s4node.events.keys import KEY_GROUPS, crc32m
-from s4node.process.serve import tune_python
 from s4node.runtime.commit.committer import folder_of
-from s4node.runtime.container.container import Container
 from s4node.state import epochs, key_encoding
 from s4node.state.database import Database
 from s4node.state.rows import prefix
@@ -54,10 +50,9 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each kind of call, and one for the count."""
     rows, runs = (QUICK_ROWS, 1) if quick else (ROWS, 3)
     say(f"{rows:,} rows in a store, and in bare rocksdict")
-    found = []
-    for number in range(runs):
-        with Role("stored", rows=rows, bare_first=bool(number % 2)) as role:
-            found.append(role.hear())
+    found = [
+        measured("state.stored", rows=rows, bare_first=bool(number % 2)) for number in range(runs)
+    ]
     results = [_calls(name, rows, found) for name in ("put", "get", "get-many")]
     keys, drawn, cached = (
         (QUICK_KEYS, QUICK_DRAWN, QUICK_CACHED) if quick else (KEYS, DRAWN, CACHED)
@@ -82,8 +77,8 @@ def _calls(name: str, rows: int, found: list[dict[str, Any]]) -> Result:
 
 def _many_keys(keys: int, drawn: int, cached: int) -> Result:
     with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder:
-        with Role("many_keys", folder=folder, keys=keys, drawn=drawn, cached=cached) as role:
-            found = role.hear()
+        task = {"keys": keys, "drawn": drawn, "cached": cached}
+        found = measured("state.many_keys", folder=folder, **task)
         right = _sampled(Path(folder), keys, drawn)
     return Result(
         NAME,
@@ -125,7 +120,7 @@ def _sampled(folder: Path, keys: int, drawn: int) -> bool:
 # --- the processes -------------------------------------------------------------------------------
 
 
-def stored(task: dict[str, Any], say: Callable[..., None]) -> None:
+def stored(task: dict[str, Any]) -> None:
     """Report the seconds of the same calls on a store and on bare rocksdict."""
     keys = [f"key-{number:08d}" for number in range(task["rows"])]
     random.Random(5).shuffle(keys)
@@ -142,7 +137,7 @@ def stored(task: dict[str, Any], say: Callable[..., None]) -> None:
                 found[name][call] = time.perf_counter() - began
                 right = right and total in (None, sum(range(len(keys))))
             side.close()
-    say(**found, checked=right)
+    answer(**found, checked=right)
 
 
 class _Side:
@@ -229,7 +224,7 @@ class _Store(_Side):
         self._state.close()
 
 
-def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
+def many_keys(task: dict[str, Any]) -> None:
     """Count all keys once, and then drawn ones."""
     keys, drawn = task["keys"], task["drawn"]
 
@@ -238,24 +233,15 @@ def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
         pe = app.create_pe(workload.Tally)
         pe.set_pe_cache(max_size=task["cached"])
         app.create_input_stream("readings", pe, key="key", system="generated")
-        container = Container(
-            app,
-            Config.from_values(
-                {
-                    "s4.listener.address": "tcp://127.0.0.1:0",
-                    "s4.state.folder": task["folder"],
-                    "systems.generated.type": "benchmarks.generated:Generated",
-                    "systems.generated.address": f"{keys}/{drawn}",
-                    "systems.generated.samza.offset.default": "oldest",
-                    "task.commit.ms": "1000",
-                }
-            ),
-        )
+        values = {
+            "s4.state.folder": task["folder"],
+            "systems.generated.type": "benchmarks.workload:Generated",
+            "systems.generated.address": f"{keys}/{drawn}",
+            "systems.generated.samza.offset.default": "oldest",
+            "task.commit.ms": "1000",
+        }
         began = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            tune_python(container.config)
+        async with running(container_of(app, values)) as container:
             pauses = Pauses(container, keys)
             while container.processed < keys:  # noqa: ASYNC110 - it measures
                 await trio.sleep(0.01)
@@ -264,9 +250,8 @@ def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
                 await trio.sleep(0.01)
             ended = time.perf_counter()
             cpu_s = usage()["cpu_s"] - before
-            container.stop()
         found = sorted(each.seconds for each in pauses.all)
-        say(
+        answer(
             processed=container.processed,
             seconds=ended - filled,
             filling_seconds=filled - began,

@@ -10,11 +10,10 @@ machine touches all alike. Run it on a quiet one::
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from benchmarks.keyed_count import system
-from benchmarks.process import Role
-from benchmarks.result import middle
+from benchmarks.latency import measure
+from benchmarks.runner import middle
 
 CHANGES: list[dict[str, str]] = [
     {},
@@ -60,14 +59,9 @@ def _measure(change: dict[str, str], seconds: float) -> dict[str, float]:
     partitions = int(change.get("s4.cluster.partitions", "1"))
     counted = system(partitions, seconds, settings=change)
     assert counted["checked"], change
-    count = int(LATENCY_RATE * seconds)
-    with Role("delay", count=count, settings=change) as node:
-        address = node.hear()["address"]
-        with Role("timed", address=address, rate=LATENCY_RATE, count=count) as producer:
-            producer.hear()
-            late: dict[str, Any] = node.hear()
+    late = measure("delay", LATENCY_RATE, seconds, change)
     return {
-        "rate": counted["sent"] / counted["seconds"],
+        "rate": counted["events"] / counted["seconds"],
         "mb": counted["rss_mb"],
         "p50": late["p50_ms"],
         "p99": late["p99_ms"],

@@ -23,17 +23,13 @@ from typing import Any
 
 import trio
 
-from benchmarks.process import Role, usage
-from benchmarks.result import Result
+from benchmarks.runner import Result, Role, answer, container_of, listen, running, usage
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import Stream
 from s4node.app.windows import tumbling
-from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_python
-from s4node.runtime.container.container import Container
 
 PARTITIONS = 64
 PRODUCERS = 100
@@ -88,10 +84,12 @@ def _row(case: str, seconds: float, idle: float, say: Callable[[str], None]) -> 
     stops = case == "one stops"
     with TemporaryDirectory(prefix="s4-bench-") as folder:
         waited = idle if stops else 60.0  # a busy machine makes no producer idle
-        with Role("ending", folder=folder, idle=waited) as node:
+        with Role("window_latency.ending", folder=folder, idle=waited) as node:
             address = node.hear()["address"]
             say("the node runs; the producers connect, send and flush")
-            with Role("sending_live", address=address, seconds=seconds, stops=stops) as producers:
+            with Role(
+                "window_latency.sending_live", address=address, seconds=seconds, stops=stops
+            ) as producers:
                 sent = producers.hear()
             say("all is sent; the last results are waited for")
             node.tell(sent)
@@ -124,9 +122,7 @@ def _row(case: str, seconds: float, idle: float, say: Callable[[str], None]) -> 
 # --- the processes -------------------------------------------------------------------------------
 
 
-def ending(
-    task: dict[str, Any], say: Callable[..., None], listen: Callable[[], dict[str, Any]]
-) -> None:
+def ending(task: dict[str, Any]) -> None:
     """Run the app; on a message with what was sent report the delays of the results."""
     counts: Counter[float] = Counter()
     late: Counter[float] = Counter()
@@ -148,18 +144,13 @@ def ending(
     counting.ended = app.create_stream("ended", app.create_pe(Arriving), key="key", types=Ended)
     app.create_input_stream("live", counting, key="key", types=Live, time="at", idle=task["idle"])
     values = {
-        "s4.listener.address": "tcp://127.0.0.1:0",
         "s4.cluster.partitions": str(PARTITIONS),
         "s4.state.folder": task["folder"],
     }
 
     async def main() -> None:
-        container = Container(app, Config.from_values(values))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            tune_python(container.config)
-            say(address=container.address)
+        async with running(container_of(app, values)) as container:
+            answer(address=container.address)
             sent = await trio.to_thread.run_sync(listen)
             first, last = sent["due"]
             ended = ((float(end), n) for end, n in sent["windows"].items())
@@ -170,19 +161,18 @@ def ending(
             allowed = {float(end): at for end, at in sent["allowed"].items()}
             mine = [(end, at) for end, at in arrived if end in due]
             after = sorted(at - end for end, at in mine)
-            say(
+            answer(
                 delays=[at - allowed[end] for end, at in mine],
                 after_the_end_p99=after[len(after) * 99 // 100] if after else 0.0,
                 exact={end: counts[end] + late[end] for end in due} == due,
                 late=late.total(),
                 **usage(),
             )
-            container.stop()
 
     trio.run(main)
 
 
-def sending_live(task: dict[str, Any], say: Callable[..., None]) -> None:
+def sending_live(task: dict[str, Any]) -> None:
     """Send from all producers for some seconds.
 
     Report the number of events in each window, and when the watermark allowed its end: when the
@@ -214,6 +204,6 @@ def sending_live(task: dict[str, Any], say: Callable[..., None]) -> None:
             for number in range(PRODUCERS):
                 nursery.start_soon(produce, number)
         begin = until - task["seconds"] * (1 - _FIRST)
-        say(windows=windows, allowed=allowed, due=[begin, until - _LAST])
+        answer(windows=windows, allowed=allowed, due=[begin, until - _LAST])
 
     trio.run(main)

@@ -14,6 +14,8 @@ import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -21,12 +23,24 @@ from typing import Any, ClassVar
 import trio
 
 from benchmarks import many_windows, workload
-from benchmarks.process import Role, usage
-from benchmarks.result import Result, middle
+from benchmarks.runner import (
+    Result,
+    Role,
+    Run,
+    answer,
+    container_of,
+    in_turn,
+    listen,
+    measured,
+    middle,
+    rate_of,
+    running,
+    send_for,
+    usage,
+)
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.windows import hopping, session, tumbling
-from s4node.config.config import Config
+from s4node.app.windows import WindowKind, hopping, session, tumbling
 from s4node.events.event import Event
 from s4node.net.client.client import Client
 from s4node.runtime.container.container import Container
@@ -85,66 +99,45 @@ class WindowedCount(Count):
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each kind of windows, without state and with it."""
     runs, seconds = (1, 0.5) if quick else (3, 5.0)
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for number in range(runs):
-        for grade in ("fast", "durable"):
-            for kind in KINDS:
-                say(f"run {number + 1} of {runs}: {kind}, {grade}")
-                rows.setdefault((kind, grade), []).append(_system(kind, grade, seconds))
-        if importlib.util.find_spec("bytewax") is None:
-            say("no rows of Bytewax, which is not installed; pip install bytewax")
-            continue
-        for kind in sorted(KINDS.keys() - {"none", ORDERED}):
-            say(f"run {number + 1} of {runs}: {kind}, {PEER}")
-            with Role("bytewax_windows", kind=kind, seconds=seconds) as peer:
-                rows.setdefault((kind, PEER), []).append(peer.hear())
-    rates = {
-        case: middle([one["sent"] / one["seconds"] for one in found])
-        for case, found in rows.items()
+    cases: dict[tuple[str, str], Callable[[], Run]] = {
+        (kind, grade): partial(_system, kind, grade, seconds)
+        for grade in ("fast", "durable")
+        for kind in KINDS
     }
-    by_kind = [
-        _row(kind, grade, found, rates["none", "fast" if grade == PEER else grade])
-        for (kind, grade), found in rows.items()
-    ]
-    return by_kind + many_windows.run(quick=quick, say=say)
+    if importlib.util.find_spec("bytewax") is None:
+        say("no rows of Bytewax, which is not installed; pip install bytewax")
+    else:
+        for kind in sorted(KINDS.keys() - {"none", ORDERED}):
+            cases[kind, PEER] = partial(
+                measured, "windows.bytewax_windows", kind=kind, seconds=seconds
+            )
+    found = in_turn(cases, runs, say)
+    results = []
+    for (kind, grade), ones in found.items():
+        limit = rate_of(found["none", "fast" if grade == PEER else grade])
+        result = Result.of("windows", ones, limit, windows=kind, grade=grade)
+        results_per_event = middle([one["results"] / one["events"] for one in ones])
+        result.notes["results_per_event"] = results_per_event
+        results.append(result)
+    return results + many_windows.run(quick=quick, say=say)
 
 
-def _row(kind: str, grade: str, found: list[dict[str, Any]], limit: float) -> Result:
-    rate = middle([one["sent"] / one["seconds"] for one in found])
-    return Result(
-        "windows",
-        events=sum(one["sent"] for one in found),
-        seconds=sum(one["seconds"] for one in found),
-        events_per_s=rate,
-        limit_events_per_s=limit,
-        ratio=rate / limit,
-        cpu_s_per_million=middle([one["cpu_s"] / one["sent"] * 1e6 for one in found]),
-        rss_mb=max(one["rss_mb"] for one in found),
-        checked=all(one["checked"] for one in found),
-        notes={
-            "windows": kind,
-            "grade": grade,
-            "results_per_event": middle([one["results"] / one["sent"] for one in found]),
-        },
-    )
-
-
-def _system(kind: str, grade: str, seconds: float) -> dict[str, Any]:
+def _system(kind: str, grade: str, seconds: float) -> Run:
     with (
         TemporaryDirectory() as folder,
-        Role("windowed", kind=kind, grade=grade, folder=folder) as node,
+        Role("windows.windowed", kind=kind, grade=grade, folder=folder) as node,
     ):
         address = node.hear()["address"]
-        with Role("sending_timed", address=address, seconds=seconds) as producer:
-            sent = producer.hear()
-        node.tell({"sent": sent["sent"]})
+        sent = measured("windows.sending_timed", address=address, seconds=seconds)
+        node.tell({"sent": sent["events"]})
         counted = node.hear()
-    return {**sent, **counted, "checked": counted["events"] == sent["sent"]}
+    return {**sent, **counted, "checked": counted["events"] == sent["events"]}
 
 
-def windowed(
-    task: dict[str, Any], say: Callable[..., None], listen: Callable[[], dict[str, Any]]
-) -> None:
+# -- the roles -------------------------------------------------------------------------------------
+
+
+def windowed(task: dict[str, Any]) -> None:
     """Run a node with the count; on a message it reports what it has counted."""
     kind = KINDS[task["kind"]]
     app = App("windows")
@@ -154,17 +147,13 @@ def windowed(
     order = "time" if task["kind"] == ORDERED else ""
     app.create_input_stream("events", count, key="key", time="at", lateness=DISORDER, order=order)
     values = {
-        "s4.listener.address": "tcp://127.0.0.1:0",
         "s4.stream.events.grade": task["grade"],
         "s4.state.folder": task["folder"],
     }
 
     async def main() -> None:
-        container = Container(app, Config.from_values(values))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            say(address=container.address)
+        async with running(container_of(app, values)) as container:
+            answer(address=container.address)
             sent = (await trio.to_thread.run_sync(listen))["sent"]
             counted = 0
             with trio.move_on_after(_PATIENCE):  # windows that have ended are called part by part
@@ -172,8 +161,7 @@ def windowed(
                     began = trio.current_time()
                     counted = _counted(container, kind)
                     await trio.sleep(0.01 + 9 * (trio.current_time() - began))
-            say(events=counted, results=Count.closed[0], **usage())
-            container.stop()
+            answer(events=counted, results=Count.closed[0], **usage())
 
     trio.run(main)
 
@@ -191,19 +179,13 @@ def _counted(container: Container, kind: Any) -> int:
     return events // overlap + sum(one.statistics().held_back for one in container.tasks.values())
 
 
-def sending_timed(task: dict[str, Any], say: Callable[..., None]) -> None:
+def sending_timed(task: dict[str, Any]) -> None:
     """Send for some seconds; report how many events, and the time."""
 
     async def main() -> None:
         async with Client(task["address"]) as client:
             stream = await client.stream("events")
-            sent, source = 0, chunks()
-            began = time.perf_counter()
-            while time.perf_counter() - began < task["seconds"]:
-                await stream.send_many(next(source))
-                sent += _CHUNK
-            await stream.flush()
-            say(sent=sent, seconds=time.perf_counter() - began)
+            answer(**await send_for(task["seconds"], stream, chunks()))
 
     trio.run(main)
 
@@ -219,3 +201,84 @@ def chunks() -> Iterator[list[Timed]]:
             part = slice(first, first + _CHUNK)
             times = map(base.__add__, offsets[part])
             yield list(map(Timed, keys[part], numbers, times))
+
+
+# -- Bytewax --------------------------------------------------------------------------------------
+
+
+def bytewax_windows(task: dict[str, Any]) -> None:
+    """Count by key and window for some seconds; report how many events, and the time."""
+    from bytewax import inputs, operators, outputs, testing
+    from bytewax.dataflow import Dataflow
+    from bytewax.operators import windowing
+
+    found = {"events": 0, "results": 0, "counted": 0, "late": 0}
+    began = time.perf_counter()
+
+    class Events(inputs.StatelessSourcePartition[Timed]):
+        def __init__(self) -> None:
+            self.source = chunks()
+
+        def next_batch(self) -> list[Timed]:
+            if time.perf_counter() - began > task["seconds"]:
+                raise StopIteration
+            events = next(self.source)
+            found["events"] += len(events)
+            return events
+
+    class Source(inputs.DynamicSource[Timed]):
+        def build(self, *_: Any) -> Events:
+            return Events()
+
+    class Results(outputs.StatelessSinkPartition[Any]):
+        def write_batch(self, items: list[Any]) -> None:
+            found["results"] += len(items)
+            found["counted"] += sum(number for _key, (_window, number) in items)
+
+    class Late(outputs.StatelessSinkPartition[Any]):
+        def write_batch(self, items: list[Any]) -> None:
+            found["late"] += len(items)
+
+    class Sink(outputs.DynamicSink[Any]):
+        def __init__(self, part: type[outputs.StatelessSinkPartition[Any]]) -> None:
+            self.part = part
+
+        def build(self, *_: Any) -> outputs.StatelessSinkPartition[Any]:
+            return self.part()
+
+    clock: Any = windowing.EventClock(
+        ts_getter=lambda event: datetime.fromtimestamp(event.at, UTC),
+        wait_for_system_duration=timedelta(seconds=DISORDER),
+    )
+    kind = KINDS[task["kind"]]
+    flow = Dataflow("windows")
+    events = operators.input("events", flow, Source())
+    counted = windowing.count_window(
+        "count", events, clock, _windower(kind, windowing), lambda event: event.key
+    )
+    operators.output("results", counted.down, Sink(Results))
+    operators.output("late", counted.late, Sink(Late))
+    run_main: Any = testing.run_main
+    run_main(flow)
+    overlap = kind.panes // kind.every if kind.every else 1
+    answer(
+        events=found["events"],
+        seconds=time.perf_counter() - began,
+        results=found["results"],
+        checked=found["counted"] == found["events"] * overlap and not found["late"],
+        **usage(),
+    )
+
+
+def _windower(kind: WindowKind, windowing: Any) -> Any:
+    """Bytewax's object for a kind of windows."""
+    if kind.gap:
+        return windowing.SessionWindower(gap=timedelta(seconds=kind.gap))
+    assert kind.edges is not None
+    pane = kind.edges.size / kind.edges.parts
+    begin = datetime.fromtimestamp(0, UTC)
+    length = timedelta(seconds=pane * kind.panes)
+    if kind.every:
+        every = timedelta(seconds=pane * kind.every)
+        return windowing.SlidingWindower(length=length, offset=every, align_to=begin)
+    return windowing.TumblingWindower(length=length, align_to=begin)

@@ -16,7 +16,7 @@ from several_containers import nodes
 from shared_apps import Click, ForwardingApp, HoldingApp, Ignore, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 
-from benchmarks.process import resident_mb
+from benchmarks.runner import resident_mb
 from s4node import App, Client, Event, GenericEvent, ProcessingElement, Stream
 from s4node.config.config import Config
 from s4node.errors import GraphError, ProcessingError, SpillError
