@@ -52,7 +52,7 @@ from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_python
+from s4node.process.stopping import tune_python
 from s4node.runtime.container.container import Container
 
 CLUSTER = "bench"

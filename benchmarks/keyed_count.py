@@ -47,7 +47,7 @@ from s4node.config.config import Config
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.client.sync_client import SyncClient
-from s4node.process.serve import tune_python
+from s4node.process.stopping import tune_python
 
 CHUNK = 2048
 

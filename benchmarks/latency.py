@@ -51,7 +51,7 @@ from s4node.net.certificates.authority import Authority
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.wire import frame as wire
-from s4node.process.serve import tune_python
+from s4node.process.stopping import tune_python
 
 RATES = (1_000, 5_000, 10_000)
 _TFD_NONBLOCK, _TFD_TIMER_ABSTIME, _CLOCK_MONOTONIC = 0o4000, 1, 1

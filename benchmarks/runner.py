@@ -29,7 +29,7 @@ from s4node.app.app import App
 from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.net.client.client_stream import ClientStream
-from s4node.process.serve import tune_python
+from s4node.process.stopping import tune_python
 from s4node.runtime.container.container import Container
 
 Run = dict[str, Any]

@@ -6,6 +6,8 @@ Rules
 - Otherwise lines go to stderr, because structlog's default is stdout, which belongs to the
   program's output. They are for people at a terminal, else one JSON object per line.
 - This is decided for each line, so that a program may configure structlog at any time.
+- structlog, which loads much, is imported with the first line, so that a command without one does
+  not wait for it. A program that has configured it has imported it.
 - Of each line of ours a bounded number is written in a second, because peers and events can cause
   many. The next line says how many were left out.
 - A logger has the name of the first folder of its module, such as ``s4node.net``. No line shows it;
@@ -17,10 +19,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
-
-import structlog
 
 from s4node import clocks
 from s4node.log_throttle import LogThrottle
@@ -66,6 +66,8 @@ class _Throttled:
         if getattr(logger, "ours", False):
             left_out = self._throttle.left_out(line.get("event"), clocks.steady())
             if left_out is None:
+                import structlog
+
                 raise structlog.DropEvent
             if left_out:
                 line["left_out"] = left_out
@@ -74,6 +76,8 @@ class _Throttled:
 
 def processors(format: str = "auto", lines: int = 50) -> list[Processor]:  # noqa: A002
     """The processors that render a line; see ``s4.logger_format`` and ``s4.logger_maxRate``."""
+    import structlog
+
     terminal = sys.stderr is not None and sys.stderr.isatty()
     people = format == "console" or (format == "auto" and terminal)
     return [
@@ -86,6 +90,8 @@ def processors(format: str = "auto", lines: int = 50) -> list[Processor]:  # noq
 
 
 def _for_people(*, colors: bool) -> list[Processor]:
+    import structlog
+
     return [
         structlog.dev.ConsoleRenderer(
             colors=colors and not os.environ.get("NO_COLOR"),
@@ -95,11 +101,15 @@ def _for_people(*, colors: bool) -> list[Processor]:
 
 
 def _for_programs() -> list[Processor]:
+    import structlog
+
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
 @cache
 def _unconfigured() -> Any:
+    import structlog
+
     return structlog.wrap_logger(
         StderrLogger("s4node"),
         processors=processors(),
@@ -111,7 +121,17 @@ class _Logger:
     """structlog's logger if structlog is configured, else our own."""
 
     def __init__(self, name: str) -> None:
-        self._configured = structlog.get_logger(name)
+        self._name = name
 
     def __getattr__(self, method: str) -> Any:
-        return getattr(self._configured if structlog.is_configured() else _unconfigured(), method)
+        import structlog
+
+        if not structlog.is_configured():
+            return getattr(_unconfigured(), method)
+        return getattr(self._configured, method)
+
+    @cached_property
+    def _configured(self) -> Any:
+        import structlog
+
+        return structlog.get_logger(self._name)

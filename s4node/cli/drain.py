@@ -19,8 +19,7 @@ from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.answers import registry_of
-from s4node.deploy.deploy import living_nodes
+from s4node.deploy.answers import living_nodes, registry_of
 from s4node.errors import ConfigError
 
 

@@ -36,8 +36,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
 from s4node.config.paths import is_file, is_folder, looking
-from s4node.deploy.answers import registry_of
-from s4node.deploy.deploy import no_node_in
+from s4node.deploy.answers import no_node_in, registry_of
 from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError, ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE

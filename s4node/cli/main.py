@@ -56,22 +56,22 @@ COMMANDS = {
         "-p s4.stream.clicks.consumers=counter -p s4.cluster.counter.address=tcp://127.0.0.1:12000",
     ),
     "deploy": Command(
-        "s4node.cli.cluster:deploy_arguments",
+        "s4node.cli.deploy:deploy_arguments",
         "package an app, and run it on the nodes of a cluster",
         "s4 deploy apps.flights.app --cluster flights -p s4.app.threshold=42",
     ),
     "apps": Command(
-        "s4node.cli.cluster:apps_arguments",
+        "s4node.cli.status:apps_arguments",
         "list the apps that run, or are deployed to a cluster",
         "s4 apps",
     ),
     "undeploy": Command(
-        "s4node.cli.cluster:undeploy_arguments",
+        "s4node.cli.deploy:undeploy_arguments",
         "stop an app on all nodes of a cluster, and remove it",
         "s4 undeploy flights --cluster flights",
     ),
     "rollback": Command(
-        "s4node.cli.cluster:rollback_arguments",
+        "s4node.cli.deploy:rollback_arguments",
         "go back to an app's former version, and to its state before the present one",
         "s4 rollback flights --cluster flights --outputs again --accept-loss",
     ),
@@ -81,12 +81,12 @@ COMMANDS = {
         "s4 drain one --cluster flights",
     ),
     "status": Command(
-        "s4node.cli.cluster:status_arguments",
+        "s4node.cli.status:status_arguments",
         "show what is running: nodes, apps, containers, stages",
         "s4 status --cluster flights",
     ),
     "top": Command(
-        "s4node.cli.cluster:top_arguments",
+        "s4node.cli.status:top_arguments",
         "show what is running, live: depth, rate and waiting time of each stage",
         "s4 top --cluster flights",
     ),

@@ -204,8 +204,7 @@ async def _addresses_in_cluster(config: Config, log: bool) -> list[str]:
     """The addresses of the nodes of the cluster, or of the only one with a log. Raises
     DeployFailed if there is none, and ConfigError if several have a log."""
     # late: most commands do not need it
-    from s4node.deploy.answers import registry_of, wait_folder
-    from s4node.deploy.deploy import living_nodes
+    from s4node.deploy.answers import living_nodes, registry_of, wait_folder
 
     cluster = config[settings.CLUSTER_NAME]
     await wait_folder(config)

@@ -1,6 +1,6 @@
 """Deploying: makes and loads packages of apps, and deploys them to a cluster.
 
-``load_app`` finds the app that a command names. ``pack`` makes a package of it and loads a package;
+``load_app`` loads the app that a command names, or that is in a package. ``pack`` makes a package;
 ``pickling`` pickles what an app's file defines. ``deploy`` gives a package to the nodes, and
 ``state_change`` does what that needs with the app's state. ``savepoint`` takes savepoints, and
 ``savepoint_restore`` goes back to one. ``cluster_look`` asks the nodes how they are, and

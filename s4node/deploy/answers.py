@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import trio
 
+from s4node.cluster.coordination.entries import NodeInfo
 from s4node.cluster.coordination.node_requests import Requested, requesting
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import deploy_protocol as protocol
@@ -32,6 +33,7 @@ from s4node.cluster.tree.coordinations import (
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import is_folder
+from s4node.deploy.cluster_snapshot import no_node
 from s4node.errors import ConfigError, DeployFailed, EntryExists, SessionLost
 
 R = TypeVar("R")
@@ -49,6 +51,22 @@ _PATIENCE_SECONDS = 3.0
 def tell(text: str) -> None:
     """Print one line of progress."""
     print(text, file=sys.stderr, flush=True)
+
+
+async def living_nodes(registry: Registry, config: Config) -> dict[str, NodeInfo]:
+    """The nodes of the configured cluster by name; raises DeployFailed if there is none."""
+    cluster = config[settings.CLUSTER_NAME]
+    living = partial(registry.nodes, cluster)
+    nodes = await living() or await in_time(living, f"no node of cluster {cluster!r} runs yet")
+    if not nodes:
+        raise DeployFailed(await no_node_in(registry, config))
+    return nodes
+
+
+async def no_node_in(registry: Registry, config: Config) -> str:
+    """The message if no node of the configured cluster lives."""
+    others = await registry.living_clusters()
+    return no_node(config[settings.CLUSTER_NAME], others, place_of(config))
 
 
 async def settings_of(

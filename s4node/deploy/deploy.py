@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import trio
@@ -42,8 +41,15 @@ from s4node.cluster.tree.coordinations import (
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.key import Setting
-from s4node.deploy.answers import changing, from_all, in_time, named, settings_of, tell
-from s4node.deploy.cluster_snapshot import no_node
+from s4node.deploy.answers import (
+    changing,
+    from_all,
+    living_nodes,
+    named,
+    no_node_in,
+    settings_of,
+    tell,
+)
 from s4node.deploy.state_change import GoBack, StateChange, former_of
 from s4node.errors import (
     BadVersion,
@@ -86,22 +92,6 @@ class Deployed:
     partitions: int
     before: str
     containers: dict[str, str]
-
-
-async def living_nodes(registry: Registry, config: Config) -> dict[str, NodeInfo]:
-    """The nodes of the configured cluster by name; raises DeployFailed if there is none."""
-    cluster = config[settings.CLUSTER_NAME]
-    living = partial(registry.nodes, cluster)
-    nodes = await living() or await in_time(living, f"no node of cluster {cluster!r} runs yet")
-    if not nodes:
-        raise DeployFailed(await no_node_in(registry, config))
-    return nodes
-
-
-async def no_node_in(registry: Registry, config: Config) -> str:
-    """The message if no node of the configured cluster lives."""
-    others = await registry.living_clusters()
-    return no_node(config[settings.CLUSTER_NAME], others, place_of(config))
 
 
 async def packages_of(registry: Registry, config: Config) -> Store:

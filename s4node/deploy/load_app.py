@@ -8,13 +8,15 @@ Rules
 - A file is loaded as a module of its own name, with its folder importable. So it cannot have the
   name of a module of Python or of a package that s4node needs: a later import would find the file.
 - An exception of the app's code is reported with the line that raised it.
+- An app is loaded from a package, too, where it runs; ``pack`` makes packages.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
+import linecache
+import pickle
 import re
 import sys
 import sysconfig
@@ -24,9 +26,11 @@ from pathlib import Path
 from types import ModuleType
 
 from s4node.app.app import AdapterApp, App
+from s4node.cluster.node import package as archive
+from s4node.cluster.node.package import Package
 from s4node.config.paths import is_file, looking
 from s4node.deploy.tracebacks import others_line
-from s4node.errors import ConfigError, S4Error, described, is_signal
+from s4node.errors import ConfigError, PackageError, S4Error, described, is_signal
 
 
 def load_app(target: str, folder: str = "") -> App:
@@ -135,9 +139,11 @@ def _is_needed(name: str, path: Path) -> bool:
 
 def _required() -> set[str]:
     """s4node itself, and the packages that it requires, without extras."""
+    from importlib import metadata  # late: containers of packages do without
+
     try:
-        lines = importlib.metadata.requires("s4node") or []
-    except importlib.metadata.PackageNotFoundError:  # s4node runs from its sources
+        lines = metadata.requires("s4node") or []
+    except metadata.PackageNotFoundError:  # s4node runs from its sources
         lines = []
     names = (re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line)
     return {"s4node"} | {found[0].replace("-", "_") for found in names if found}
@@ -181,3 +187,44 @@ def loading(target: str) -> Iterator[None]:
         line = others_line(error)
         place = f" ({line})" if line else ""
         raise ConfigError(f"{target} cannot be loaded: {described(error)}{place}") from error
+
+
+# -- from a package -------------------------------------------------------------------------------
+
+
+def load_packaged(package: Package, folder: Path) -> App:
+    """Load the app of a package, after its sources were written to ``folder``; runs its code.
+
+    Raises PackageError if it was made by another Python, or if a requirement is missing.
+    """
+    package.check_python()
+    manifest = package.manifest
+    what = f"app {manifest.name!r}"
+    if manifest.requires:
+        from s4node.deploy import requirements  # late: it loads much, and most apps have none
+
+        requirements.check(what, manifest.requires)
+    sources = str(package.unpack(folder))
+    sys.path.insert(0, sources)
+    with loading(what):
+        try:
+            if manifest.kind == "source":
+                app = load_app(manifest.entry, sources)
+            else:
+                app = made_app(_unpickled(package), what)
+        except ModuleNotFoundError as error:
+            raise PackageError(
+                f"{what} needs {error.name!r}, which is not installed on this node; install it, "
+                f"and declare it in a requirements.txt beside the app"
+            ) from error
+    app.name = manifest.name
+    return app
+
+
+def _unpickled(package: Package) -> object:
+    entry = Path(package.manifest.entry)
+    source = package.files.get(archive.SOURCES + entry.name)
+    if source is not None:  # tracebacks show its lines, wherever it was loaded
+        text = source.decode(errors="replace")
+        linecache.cache[str(entry)] = len(text), None, text.splitlines(keepends=True), str(entry)
+    return pickle.loads(package.files[archive.PICKLE])  # noqa: S301 - an app runs its own code

@@ -16,7 +16,6 @@ Rules
 from __future__ import annotations
 
 import ast
-import linecache
 import site
 import sys
 import sysconfig
@@ -29,16 +28,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-import cloudpickle
 import msgspec
 
-from s4node.app.app import App
 from s4node.cluster.node import package as archive
 from s4node.cluster.node.package import Manifest, Package
 from s4node.config.kinds import is_file_name
 from s4node.config.paths import check_travels
 from s4node.deploy import pickling, requirements
-from s4node.deploy.load_app import find_app, load_app, loading, made_app
+from s4node.deploy.load_app import find_app, made_app
 from s4node.errors import PackageError
 from s4node.version import __version__
 
@@ -94,43 +91,8 @@ def pack(
     return Package(manifest, files)
 
 
-def load(package: Package, folder: Path) -> App:
-    """Load the app of a package, after its sources were written to ``folder``; runs its code.
-
-    Raises PackageError if it was made by another Python, or if a requirement is missing.
-    """
-    package.check_python()
-    manifest = package.manifest
-    what = f"app {manifest.name!r}"
-    requirements.check(what, manifest.requires)
-    sources = str(package.unpack(folder))
-    sys.path.insert(0, sources)
-    with loading(what):
-        try:
-            if manifest.kind == "source":
-                app = load_app(manifest.entry, sources)
-            else:
-                app = made_app(_unpickled(package), what)
-        except ModuleNotFoundError as error:
-            raise PackageError(
-                f"{what} needs {error.name!r}, which is not installed on this node; install it, "
-                f"and declare it in a requirements.txt beside the app"
-            ) from error
-    app.name = manifest.name
-    return app
-
-
 def _name_in(module: ModuleType, found: object) -> str:
     return next(name for name, value in vars(module).items() if value is found)
-
-
-def _unpickled(package: Package) -> object:
-    entry = Path(package.manifest.entry)
-    source = package.files.get(archive.SOURCES + entry.name)
-    if source is not None:  # tracebacks show its lines, wherever it was loaded
-        text = source.decode(errors="replace")
-        linecache.cache[str(entry)] = len(text), None, text.splitlines(keepends=True), str(entry)
-    return cloudpickle.loads(package.files[archive.PICKLE])
 
 
 # -- files of a package ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from typing import Any
+from typing import Any, NewType
 
 import msgspec
 
@@ -22,7 +22,7 @@ from s4node.errors import EventError
 MOST = 64
 """The most arrays among the keys of a map."""
 
-_LEVELS = 8  # each doubles the size of the type
+_LEVELS = 8
 _BINARY = frozenset(b"\xc4\xc5\xc6")  # how bytes begin
 
 
@@ -32,7 +32,8 @@ def plain_of(whole: Any, levels: int = _LEVELS) -> Any:
     if not levels:
         return scalar
     inner = plain_of(whole, levels - 1)
-    return scalar | list[inner] | dict[str | whole, inner]  # type: ignore[valid-type]
+    # as a new type, which is hashed and evaluated without what is in it: each level has it twice
+    return NewType("Plain", scalar | list[inner] | dict[str | whole, inner])  # type: ignore[valid-type]
 
 
 _decode_plain = msgspec.msgpack.Decoder(plain_of(int)).decode

@@ -76,20 +76,6 @@ class LogHost:
         self._questions: Questions
         self._nursery: trio.Nursery
 
-    @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        node: str,
-        incarnation: str,
-        headers: wire.Headers,
-        taken: WhoHas,
-    ) -> LogHost | None:
-        """The host of the log that ``config`` names, or None if it names none."""
-        if not config[settings.LOG_FOLDER]:
-            return None
-        return cls(config, node=node, incarnation=incarnation, headers=headers, taken=taken)
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once the files are open.
 

@@ -2,7 +2,8 @@
 
 ``serve`` runs a container for ``s4 run``, ``container_process`` for a supervisor. ``launch`` runs
 several for ``s4 run --nodes``. ``container_entry`` lets commands find a container. ``stdio`` and
-``log_setup`` prepare the standard streams and the logs. ``loading`` is about Ctrl-C before that.
+``log_setup`` prepare the standard streams and the logs. ``loading`` is about Ctrl-C before that,
+``stopping`` about the end.
 
 It may touch ``runtime.container``, ``deploy``, ``cluster``, ``log``, ``app``, ``config``,
 ``logger`` and ``errors``, and the world: signals, standard streams, sockets, threads and trio.

@@ -37,8 +37,7 @@ from s4node.cluster.node.package import Store, packages_url
 from s4node.cluster.tree.coordinations import coordination_at
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy import pack
-from s4node.deploy.load_app import load_app
+from s4node.deploy.load_app import load_app, load_packaged
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import (
     ConfigError,
@@ -55,7 +54,7 @@ from s4node.metrics.statistics import ContainerStatistics
 from s4node.net.ingress import node_totals
 from s4node.process import log_setup, stdio
 from s4node.process.container_entry import listed, streams_of
-from s4node.process.serve import tune_python
+from s4node.process.stopping import tune_python
 from s4node.runtime.container.container import Container
 
 _FLUSH_SECONDS = 5.0
@@ -248,7 +247,7 @@ def _packaged(begin: supervisor_protocol.Begin, config: Config) -> App:
     file = Path(begin.package)
     url = packages_url(config)  # since the node fetched it, the file may have been removed
     data = Store(file.parent, url, config[settings.CLUSTER_NAME]).get(begin.digest)
-    return pack.load(package.decode(data), Path(begin.folder))
+    return load_packaged(package.decode(data), Path(begin.folder))
 
 
 async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: Config) -> None:

@@ -40,8 +40,8 @@ from s4node.config.paths import check_travels
 from s4node.errors import ContainerFailed
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
-from s4node.process.serve import stop_on_signals
 from s4node.process.stand_in import StandIn
+from s4node.process.stopping import stop_on_signals
 
 
 @dataclass(frozen=True)

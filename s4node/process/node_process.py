@@ -1,4 +1,4 @@
-"""The process of a node: signals, logs and exit status, as in :mod:`s4node.process.serve`."""
+"""The process of a node: signals, logs and exit status, as in :mod:`s4node.process.stopping`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from s4node.cluster.node.running import Running, running_entry, settings_for_com
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.logger import get_logger
-from s4node.monitoring.monitor import server_of
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
-from s4node.process.serve import run_until_signal, tune_python
+from s4node.process.stopping import run_until_signal, tune_python
 
 log = get_logger("s4node.process")
 
@@ -31,8 +30,11 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     node = Node(config, name)
-    server = server_of(node, config) if config[settings.HTTP_ADDRESS] else None
-    if server is not None:
+    server = None
+    if config[settings.HTTP_ADDRESS]:
+        from s4node.monitoring.monitor import server_of  # late: many nodes are not monitored
+
+        server = server_of(node, config)
         await server.listen()
     with running_entry() as entry:
 

@@ -30,7 +30,8 @@ from s4node.cluster.node.restart_policy import Limits
 from s4node.cluster.node.supervisor import ContainerProcess, supervising
 from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.deploy import requirements
-from s4node.deploy.pack import load, pack
+from s4node.deploy.load_app import load_packaged as load
+from s4node.deploy.pack import pack
 from s4node.errors import ConfigError, ContainerFailed, PackageError
 
 if TYPE_CHECKING:

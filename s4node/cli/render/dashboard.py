@@ -1,84 +1,89 @@
-"""The dashboard: shows a snapshot of a cluster, for ``s4 status`` and ``s4 top``.
+"""The dashboard: what ``s4 status`` and ``s4 top`` show of a cluster, as lines and tables.
 
 Rules
 - The most important rows come first, as a low terminal cuts off the end.
-- A table that is too wide drops columns, the empty ones first, then the least important ones. Words
-  are never broken.
-- Long texts are below the tables; in a live display each is one line.
+- Long texts are below the tables.
 - Names and reasons are quoted if they have characters that would break or colour a line.
+- Without a terminal the text is whole, whatever its width: programs read whole lines.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from s4node.deploy.cluster_snapshot import AppRow, Row, Snapshot, ranges
 from s4node.errors import on_one_line
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-_NO_TERMINAL = 10_000
-"""The width if there is no terminal: programs read whole lines."""
-
-_GAP = 2
-_SHORTEST = 20
-"""The least width of a column of long texts."""
+GAP = 2
+"""The spaces between two columns."""
 
 
-def console() -> Console:
-    from rich.console import Console
+@dataclass(frozen=True)
+class Line:
+    """A line of its own. A ``heading`` is never wrapped; ``style`` is for terminals."""
 
-    class Plain(Console):
-        """Raises an error when its reader is gone, as print does, instead of exiting."""
-
-        def on_broken_pipe(self) -> None:
-            raise  # re-raises the error that is being handled
-
-    return Plain(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL)
+    text: str
+    style: str = ""
+    heading: bool = False
 
 
-def show(console: Console, snapshots: Sequence[Snapshot], *, live: bool = False) -> None:
-    console.print(rendered(snapshots, console.width, live=live))
+@dataclass(frozen=True)
+class Table:
+    """Columns with titles. A narrow terminal drops those of ``spare``, in this order. The column
+    ``long`` may be cut, or wrapped."""
+
+    titles: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    spare: Sequence[str] = ()
+    long: str = ""
 
 
-def rendered(snapshots: Sequence[Snapshot], width: int, *, live: bool = False) -> RenderableType:
-    """The snapshots in ``width`` columns. A ``live`` display has rates, and no counts that only
-    grow."""
-    from rich.console import Group
+def text_of(snapshots: Sequence[Snapshot], *, live: bool) -> str:
+    """The snapshots as text for programs and files."""
+    return "\n".join(
+        part.text if isinstance(part, Line) else _aligned(part)
+        for part in parts_of(snapshots, live=live)
+    )
 
-    return Group(*(_rendered(each, width, live=live) for each in snapshots))
+
+def _aligned(table: Table) -> str:
+    rows = [table.titles, *table.lines]
+    widths = [max(map(len, column)) + GAP for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
-def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
+def parts_of(snapshots: Sequence[Snapshot], *, live: bool) -> list[Line | Table]:
+    """The lines and tables of the snapshots, in their order. A ``live`` display has rates, and no
+    counts that only grow."""
+    return [part for each in snapshots for part in _parts(each, live=live)]
 
+
+def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
     if not snapshot.nodes:
-        return Text(f"no node of cluster {snapshot.cluster!r} lives")
+        return [Line(f"no node of cluster {snapshot.cluster!r} lives")]
     where = f"in {snapshot.folder}" if snapshot.folder else f"process {snapshot.nodes[0].pid}"
-    parts: list[RenderableType] = [
-        Text(on_one_line(f"cluster {snapshot.cluster}, {where}"), style="bold", no_wrap=True)
+    parts: list[Line | Table] = [
+        Line(on_one_line(f"cluster {snapshot.cluster}, {where}"), "bold", heading=True)
     ]
     if snapshot.bottleneck:
-        parts.append(Text(f"bottleneck: {snapshot.bottleneck}", style="bold red"))
+        parts.append(Line(f"bottleneck: {snapshot.bottleneck}", "bold red"))
     if snapshot.apps:
         parts.append(
             _table(
                 ("app", "version", "state", "partitions"),
                 [(a.name, a.version, a.state, _owned(a)) for a in snapshot.apps],
-                width,
                 spare=("version",),
                 long="partitions",
-                folds=not live,
             )
         )
     if snapshot.stages:
-        parts.append(_stages(snapshot.stages, width, live=live))
+        parts.append(_stages(snapshot.stages, live=live))
     if snapshot.inputs:
         parts.append(
             _table(
@@ -87,7 +92,6 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
                     (i.app, i.input, "unknown" if i.unprocessed is None else f"{i.unprocessed:,}")
                     for i in snapshot.inputs
                 ],
-                width,
                 spare=("app",),
             )
         )
@@ -99,7 +103,6 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
                     (o.app, o.stream, o.consumer or "its own tasks", str(o.depth), f"{o.bytes:,}")
                     for o in snapshot.outboxes
                 ],
-                width,
                 spare=("bytes",),
             )
         )
@@ -107,7 +110,6 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         _table(
             ("node", "address", "process"),
             [(n.name, n.address, f"{n.pid} on {n.host}") for n in snapshot.nodes],
-            width,
             spare=("process",),
         )
     )
@@ -120,7 +122,6 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
                     (c.app, c.node, c.phase, str(c.pid or ""), c.address, str(c.starts))
                     for c in containers
                 ],
-                width,
                 spare=("address", "process", "starts"),
             )
         )
@@ -132,8 +133,6 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
                     (one.stream, ", ".join(one.producers) or "-", ", ".join(one.consumers) or "-")
                     for one in snapshot.streams
                 ],
-                width,
-                spare=(),
             )
         )
     texts = [f"node {node.name} {node.problem}" for node in snapshot.nodes if node.problem]
@@ -184,12 +183,8 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         for one in snapshot.windows
         if one.waiting
     ]
-    for text in map(on_one_line, texts):
-        if live:
-            parts.append(Text(text, no_wrap=True, overflow="ellipsis"))
-        else:
-            parts.append(Text(text))
-    return Group(*parts)
+    parts += map(Line, map(on_one_line, texts))
+    return parts
 
 
 def _clock(millis: int) -> str:
@@ -210,7 +205,7 @@ def _owned(app: AppRow) -> str:
     return "; ".join(parts) + (f"; spare: {', '.join(spares)}" if spares else "")
 
 
-def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
+def _stages(rows: Sequence[Row], *, live: bool) -> Table:
     rare = [name for name in ("left_out", "unsendable") if any(getattr(row, name) for row in rows)]
     lines = []
     for row in rows:
@@ -234,52 +229,17 @@ def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
     titles += ["rate", "waited"] if live else ["waited"]
     titles += ["shed", *(name.replace("_", " ") for name in rare)]
     counted = ("admitted", "waited") if live else ("waited",)  # with rates, counts matter less
-    return _table(titles, lines, width, spare=("grade", *counted, "waiting", "app", "shed"))
+    return _table(titles, lines, spare=("grade", *counted, "waiting", "app", "shed"))
 
 
 def _table(
     titles: Sequence[str],
     lines: Sequence[Sequence[str]],
-    width: int,
     *,
-    spare: Sequence[str],
+    spare: Sequence[str] = (),
     long: str = "",
-    folds: bool = False,
-) -> RenderableType:
-    """A table of as many columns as fit: those of ``spare`` are dropped in this order. The column
-    ``long`` wraps if ``folds``."""
-    from rich.cells import cell_len
-    from rich.markup import escape
-    from rich.table import Table
-
-    columns = {
-        title: [on_one_line(line[index]) for line in lines] for index, title in enumerate(titles)
-    }
-    widths = {title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()}
-
-    def room() -> int:
-        """The width left for ``long`` beside the other columns."""
-        others = [widths[title] + _GAP for title in columns if title != long]
-        return width - sum(others) + (0 if long else _GAP)
-
-    wanted = min(widths[long], _SHORTEST) if long else 0
-    for title in sorted(spare, key=lambda title: any(columns[title])):
-        if room() >= wanted:
-            break
-        del columns[title]
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_header=True)
-    for title in columns:
-        folding = folds and title == long
-        table.add_column(
-            title,
-            header_style="dim",
-            no_wrap=not folding,
-            overflow="fold" if folding else "ellipsis",
-            max_width=max(room(), 1) if title == long else None,
-        )
-    for texts in zip(*columns.values(), strict=True):
-        table.add_row(*map(escape, texts))
-    return table
+) -> Table:
+    return Table(titles, [[on_one_line(text) for text in line] for line in lines], spare, long)
 
 
 def _moment(seconds: float) -> str:

@@ -10,8 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -23,9 +22,13 @@ from s4node.errors import ConfigError, NodeUnreachable
 from s4node.events.schema import UNREADABLE
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.net.certificates.credentials import Credentials, is_tls
-from s4node.net.ingress.connection import Connection
 from s4node.net.transport import probe
 from s4node.net.wire import frame as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from s4node.net.ingress.connection import Connection
 
 _QUESTION = "node.status"
 _NODE = "node"

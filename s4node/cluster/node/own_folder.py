@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from s4node.cluster.tree.folder import has_sessions
 from s4node.forks import LockFile
 
 _LOCK = "owner.lock"
@@ -87,6 +86,8 @@ def temporary_coordination(prefix: str) -> Iterator[Path]:
     Such folders of dead processes are removed, unless a process that they left behind still has a
     session there.
     """
+    from s4node.cluster.tree.folder import has_sessions  # late: it loads a database
+
     for left in abandoned(Path(tempfile.gettempdir()).glob(f"{prefix}*")):
         if not has_sessions(left):
             shutil.rmtree(left, ignore_errors=True)

@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,7 +21,6 @@ from s4node import tokens
 from s4node.cluster.node.node_status import NodeStatus, StatusAnswers
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.log.host import LogHost
 from s4node.logger import get_logger
 from s4node.metrics.listening import listening
 from s4node.metrics.process import ProcessUse
@@ -31,6 +31,9 @@ from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.ingress.served_address import check_reachable
 from s4node.net.wire import frame as wire
+
+if TYPE_CHECKING:
+    from s4node.log.host import LogHost
 
 log = get_logger("s4node.cluster")
 
@@ -59,7 +62,17 @@ class Redirector:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self._log = LogHost.from_config(config, node, tokens.fresh(6), self._headers, self._taken)
+        self._log: LogHost | None = None
+        if config[settings.LOG_FOLDER]:
+            from s4node.log.host import LogHost  # late: most nodes have no log
+
+            self._log = LogHost(
+                config,
+                node=node,
+                incarnation=tokens.fresh(6),
+                headers=self._headers,
+                taken=self._taken,
+            )
         self._drain_word = b""
         self._lookup = lookup
         self._status = StatusAnswers(status)

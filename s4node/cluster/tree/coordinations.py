@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from s4node.cluster.tree.contract import Coordination
-from s4node.cluster.tree.folder import FolderCoordination
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import ZOOKEEPER_SCHEME
@@ -42,6 +41,8 @@ def coordination_at(place: str, config: Config) -> Coordination:
     """The coordination at ``place``; raises ConfigError if kazoo is not installed."""
     timeout = config[settings.SESSION_TIMEOUT]
     if not is_zookeeper(place):
+        from s4node.cluster.tree.folder import FolderCoordination  # late: it loads a database
+
         return FolderCoordination(place, session_timeout=timeout)
     try:
         from s4node.cluster.tree.zookeeper import ZooKeeperCoordination

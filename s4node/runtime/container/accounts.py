@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -17,7 +18,6 @@ from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.log.host import LogHost
 from s4node.metrics.process import ProcessUse
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
@@ -28,6 +28,9 @@ from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.metrics import snapshots_of
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import grades_of
+
+if TYPE_CHECKING:
+    from s4node.log.host import LogHost
 
 
 class Accounts:

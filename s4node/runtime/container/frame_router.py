@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
 from s4node.cluster.node.node_status import StatusAnswers
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.log.host import LogHost
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.subscribers import Subscribers
+
+if TYPE_CHECKING:
+    from s4node.log.host import LogHost
 
 _MOST_EARLY = 4096
 _NO_BODY = memoryview(b"")
@@ -49,7 +52,13 @@ class FrameRouter:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self.log = LogHost.from_config(config, node, incarnation, self.headers, taken)
+        self.log: LogHost | None = None
+        if config[settings.LOG_FOLDER]:
+            from s4node.log.host import LogHost  # late: most containers have no log
+
+            self.log = LogHost(
+                config, node=node, incarnation=incarnation, headers=self.headers, taken=taken
+            )
         self.listener = Listener.configured(config, self, self.nudge, held=held)
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from s4node.cli.render.dashboard import rendered
+from s4node.cli.render.dashboard import text_of
+from s4node.cli.render.terminal import rendered
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.deploy.cluster_snapshot import (
     AppRow,
@@ -181,6 +182,17 @@ def test_an_end_of_today_is_shown_with_its_time_alone() -> None:
     console.print(rendered([shown], 200, live=False))
     assert isinstance(console.file, io.StringIO)
     assert re.search(r"counter on one ended at \d\d:\d\d:\d\d because: ", console.file.getvalue())
+
+
+def test_without_a_terminal_the_tables_are_whole_and_each_text_is_a_line() -> None:
+    lines = text_of([snapshot()], live=False).splitlines()
+    assert lines[0] == "cluster shop, in /tmp/nodes"
+    assert lines[4:6] == [
+        "app      stage         stream  grade    waiting      full  admitted  waited  shed",
+        "counter  deserializer  clicks  durable  80000/80000  100%  1000000   0.0 ms",
+    ]
+    assert lines[-1].startswith(ENDED)
+    assert lines[-1].endswith("that no terminal has room for in a line")
 
 
 # -- set-up ---------------------------------------------------------------------------------------
