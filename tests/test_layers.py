@@ -121,7 +121,7 @@ PURE_MODULES = {
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "monitoring": "exposition totals",
-    "cli.render": "diagram mermaid picture",
+    "cli.render": "diagram mermaid",
     "spark": "positions",
     "spark.history": "stages",
 }

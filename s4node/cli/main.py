@@ -162,7 +162,7 @@ COMMANDS = {
     ),
     "graph": Command(
         "s4node.cli.graph:arguments",
-        "draw an app's streams and PEs",
+        "print an app's streams and PEs as a Mermaid flowchart",
         "s4 graph apps.flights.app",
     ),
     "health": Command(

@@ -240,7 +240,7 @@ _README = """\
 ```console
 $$ pip install '.[test]'            # into an environment that has s4node; brings pytest
 $$ python -m pytest                 # test it
-$$ s4 graph app.py                  # draw it
+$$ s4 graph app.py                  # as a Mermaid flowchart
 $$ s4 run app.py                    # run it in memory only; Ctrl-C stops it
 $$ echo '{"user": "joe"}' | s4 send clicks    # in another terminal
 ```

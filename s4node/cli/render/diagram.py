@@ -72,10 +72,6 @@ class Diagram:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def of_kind(self, kind: str) -> list[Edge]:
-        """The streams of one kind."""
-        return [stream for stream in self.streams if stream.kind == kind]
-
 
 def diagram_of(app: App) -> Diagram:
     """The diagram of an app whose graph is declared."""
