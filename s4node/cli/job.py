@@ -49,7 +49,7 @@ from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state.job import Progress, elsewhere, identity_of, known_job, safe_name, saved_state
+from s4node.state.job import Progress, identity_of, known_job, safe_name, saved_state
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
 
@@ -146,7 +146,10 @@ class Job:
     def guard_of_state(self) -> JobGuard:
         """The facts about the job; raises CheckpointError if it has no state."""
         if self.guard is None or not self.tasks:
-            raise CheckpointError(f"{self.name} keeps nothing in {self.folder}; it has not run yet")
+            raise CheckpointError(
+                f"{self.name} keeps nothing in {self.folder}; it has not run yet. Where it begins "
+                f"to read is set by startpoints: s4 startpoint set"
+            )
         return self.guard
 
     @cached_property
@@ -223,16 +226,6 @@ class Job:
             state = trio.run(self._startpoints.named, app, identify)
         return trio.run(self._startpoints.change, state, change)
 
-    def check_state(self, wanted: str) -> None:
-        """Raise CheckpointError unless the state here has this identity."""
-        if wanted and not self.config[settings.STATE_ADOPT]:
-            own = identity_of(self.folder, self.depot)
-            if own != wanted:
-                raise CheckpointError(
-                    f"the state in {self.folder} is not that of the app {self.name!r} in its "
-                    f"cluster: {elsewhere(own, wanted)}"
-                )
-
     def places(self, where: Where) -> list[Place]:
         """The partitions that ``where`` names; raises UnknownStream if the job does not read
         them."""
@@ -289,11 +282,6 @@ class Job:
     @cached_property
     def _readers(self) -> Mapping[Place, str]:
         return {place: name for name, one in self.checkpoints.items() for place in one.offsets}
-
-    def check_sound(self) -> None:
-        """Raise StoreCorrupt if the state of a task is damaged."""
-        for task, why in self.damaged.items():
-            raise StoreCorrupt(of_task(task, why))
 
 
 def of_task(task: str, why: object) -> str:

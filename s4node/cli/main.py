@@ -115,20 +115,10 @@ COMMANDS = {
         "set where an app's tasks begin to read at its next start",
         "s4 startpoint set clicks 'log.clicks[0]' --oldest",
     ),
-    "checkpoint": Command(
-        "s4node.cli.checkpoint:arguments",
-        "show, export and import the progress of an app's tasks",
-        "s4 checkpoint show clicks",
-    ),
     "savepoint": Command(
         "s4node.cli.savepoint:arguments",
         "take a savepoint: a name for the state of an app as it is now",
         "s4 savepoint clicks --name before-the-upgrade",
-    ),
-    "reset": Command(
-        "s4node.cli.reset:arguments",
-        "have a stopped app start from empty state, which loses what it has",
-        "s4 reset clicks --outputs again --accept-loss",
     ),
     "savepoints": Command(
         "s4node.cli.savepoints:arguments",
@@ -147,7 +137,7 @@ COMMANDS = {
     ),
     "state": Command(
         "s4node.cli.state:arguments",
-        "show the state of an app's PEs and stores, as of the last commits",
+        "show the state of an app's tasks, as of the last commits; empty it",
         "s4 state get clicks joe",
     ),
     "dead-letter": Command(

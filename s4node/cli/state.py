@@ -1,18 +1,27 @@
 """``s4 state``: the state of an app's tasks as of their last commits, whether it runs or not.
 
-Damage is reported after everything that can be read, and so is a URL that may have newer state.
-With the URL, the command shows the state that the next owner of each task would find.
+Rules
+- Damage is reported after everything that can be read, and so is a URL that may have newer state.
+  With the URL, the command shows the state that the next owner of each task would find.
+- A reset empties a stopped app. The state of all tasks goes, and so do their positions: inputs that
+  can be read again are read from where the app says. Savepoints and startpoints stay. What others
+  have received and sent is counted, as for going back to a savepoint.
+- Former owners are fenced, and consumers know the tasks under new names, so nothing of the former
+  life is mixed up with the next one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from s4node.cli.arguments import command, group, whole
+from s4node import clocks
+from s4node.cli.arguments import agreement_options, command, group, whole
 from s4node.cli.job import (
     Job,
     app_argument,
@@ -22,11 +31,18 @@ from s4node.cli.job import (
     tell_damaged,
     tell_older,
 )
-from s4node.cli.output import tell
+from s4node.cli.output import moment, tell
+from s4node.cli.savepoint import replace_state
 from s4node.config.config import Config
-from s4node.errors import StateError, StoreCorrupt, on_one_line
+from s4node.errors import CheckpointError, StateError, StoreCorrupt, on_one_line
+from s4node.offsets.job_lock import stopped
+from s4node.offsets.system import SystemStreamPartition
+from s4node.savepoints.folders import told
+from s4node.savepoints.writer import empty
+from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.commit_id import shipped_of
+from s4node.state.job import Progress, named_folder, task_folder
 
 
 class Row(NamedTuple):
@@ -76,6 +92,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--table", metavar="NAME", default="", help="this PE or store only")
         task_option(action, "this task only, such as 'Partition 0'")
         job_options(action)
+    listed = command(
+        actions,
+        "tasks",
+        tasks,
+        "show where each task resumes: offsets, numbers of producers, and its checkpoints",
+        "s4 state tasks clicks --task 'Partition 0'",
+    )
+    app_argument(listed)
+    task_option(listed, "this one only")
+    job_options(listed)
+    emptied = command(
+        actions,
+        "reset",
+        reset,
+        "have a stopped app start from empty state, which loses what it has",
+        "s4 state reset clicks --outputs again --accept-loss",
+    )
+    app_argument(emptied)
+    agreement_options(emptied)
+    job_options(emptied, as_json=False)
 
 
 def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_json: bool) -> int:
@@ -170,3 +206,67 @@ def _show(row: Row, *, as_json: bool) -> None:
     else:
         key = "-" if row.key is None else on_one_line(str(row.key))  # a row is a line
         print(f"{row.task}  {row.table}  {key}  {json.dumps(row.value, default=str)}")
+
+
+# -- the tasks ------------------------------------------------------------------------------------
+
+
+def tasks(target: str, config: Config, *, task: str, as_json: bool) -> int:
+    """Print where each task resumes, and its checkpoints; returns the exit status."""
+    job = find_job(target, config, shipped=True)
+    if not job.tasks:
+        places = f"{job.folder}" if job.depot is None else f"{job.folder} or at {job.depot.url}"
+        raise CheckpointError(f"{job.name} has no checkpoints in {places}; it has not run yet")
+    job.check_task(task)
+    shown, damaged = job.progress([task] if task else job.tasks)
+    rows = {name: _progress_row(job, name, progress) for name, progress in shown.items()}
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        for name, row in rows.items():
+            written = f"written {moment(row['written_ms'])}" if row["written_ms"] else "new"
+            print(f"{name}: {written}")
+            for at in row["offsets"]:
+                place = SystemStreamPartition(at["system"], at["stream"], at["partition"])
+                print(f"  {place}: {at['offset']}")
+            for each in row["producers"]:
+                print(f"  {each['stream']} from {each['producer']!r}: {each['number']}")
+            for each in row["checkpoints"]:
+                kept = moment(each["kept_ms"])
+                print(f"  checkpoint {each['name']}: commit {each['commit']}, {kept}")
+    tell_older(job, [one.shipped for one in shown.values()])
+    return tell_damaged(damaged)
+
+
+def _progress_row(job: Job, task: str, progress: Progress) -> dict[str, Any]:
+    return {
+        "written_ms": progress.checkpoint.written_ms,
+        "offsets": [
+            {"system": system, "stream": stream, "partition": partition, "offset": offset}
+            for (system, stream, partition), offset in sorted(progress.checkpoint.offsets.items())
+        ],
+        "producers": [
+            {"stream": stream, "producer": producer, "number": kept.number}
+            for (stream, producer), kept in sorted(progress.producers.items())
+        ],
+        "checkpoints": [
+            {"name": each.name, "commit": each.commit, "kept_ms": each.kept_ms}
+            for each in epochs.saved_checkpoints(task_folder(job.folder, task))
+        ],
+    }
+
+
+def reset(target: str, config: Config, *, outputs: str, accept_loss: bool) -> int:
+    """Empty the state of an app; returns the exit status."""
+    job = find_job(target, config, shipped=True)
+    manifest = empty(job.name, job.guard_of_state(), job.tasks, int(clocks.wall() * 1000))
+    with (
+        told(job.folder),
+        stopped(job.folder),
+        tempfile.TemporaryDirectory(prefix="s4-reset-") as nothing,
+    ):
+        for task in job.tasks:
+            named_folder(Path(nothing), task).mkdir()
+        replace_state(job, manifest, Path(nothing), again=bool(outputs), accept_loss=accept_loss)
+    tell(f"{job.name} starts from empty state")
+    return 0

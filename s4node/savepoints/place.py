@@ -203,8 +203,8 @@ def cut_short(place: str, app: str, mark: Restoring) -> str:
         )
     if not mark.name:
         return (
-            f"only some of the tasks in {place} were emptied, for s4 reset was cut short; run it "
-            f"again"
+            f"only some of the tasks in {place} were emptied, for s4 state reset was cut short; "
+            f"run it again"
         )
     return (
         f"only some of the tasks in {place} were restored from the savepoint {mark.name!r}, for "

@@ -24,7 +24,6 @@ from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.producer_offsets import Producer, SavedProducer
 from s4node.offsets.task_claims import FILE, Claim, TaskClaims
 from s4node.state import epochs
-from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
 from s4node.state.remote_job import RemoteJob
@@ -213,25 +212,3 @@ def taken_over(
         yield claim, state
     finally:
         state.close()
-
-
-def replace(
-    folder: Path,
-    store: TaskClaims,
-    checkpoints: Mapping[str, Checkpoint],
-    depot: RemoteJob | None = None,
-) -> None:
-    """Have the tasks of a stopped job resume at these checkpoints. Their state stays, and so do the
-    offsets that a checkpoint does not name."""
-    for task, checkpoint in checkpoints.items():
-        with taken_over(folder, store, task, depot) as (claim, state):
-            place = task_folder(folder, task)
-            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
-            state.set_meta(WRITTEN, checkpoint.written_ms)
-            state.set_meta(DONE, 0)
-            for input_place in checkpoint.positions():
-                state.set_meta(EPOCH_OF + input_place, 0)
-            state.begin_commit(checkpoint.positions())
-            store.renew(claim, checkpoint.written_ms, state.last[1] + 1)
-            state.write_commit()
-            state.end_commit(written=True)

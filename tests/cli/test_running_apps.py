@@ -134,7 +134,7 @@ async def test_a_command_about_a_running_app_looks_where_that_keeps_its_state(
             return {row["key"]: row["value"]["count"] for row in rows}
 
         await until_told(counts, lambda found: found == {"joe": 2, "ann": 1})
-        listed = await run_s4("checkpoint", "list", "clicks", cwd=folder)
+        listed = await run_s4("state", "tasks", "clicks", cwd=folder)
         assert listed.stdout.startswith("Partition 0: ")
         given = ("-p", "s4.state.folder=another")
         other = await run_s4("state", "scan", "clicks", *given, cwd=folder)

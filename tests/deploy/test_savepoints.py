@@ -273,19 +273,19 @@ async def test_an_app_that_is_reset_begins_from_empty_state_and_the_same_program
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 500)
-            running = await it.s4("reset", "counter", "--accept-loss", ends=1)
+            running = await it.s4("state", "reset", "counter", "--accept-loss", ends=1)
             assert "is running" in running.errors
             await it.until_total(500)
             await counter.kill()
-            refused = await it.s4("reset", "counter", ends=1)
+            refused = await it.s4("state", "reset", "counter", ends=1)
             assert "done to end: 500 events come again" in refused.errors
             assert "clicks from 'p': 500 events that were acknowledged since" in refused.errors
             assert "add --outputs again --accept-loss" in refused.errors
             assert it.counts("counter") == counts(range(500))
-            more = ("reset", "counter", "--outputs", "again", "--accept-loss")
+            more = ("state", "reset", "counter", "--outputs", "again", "--accept-loss")
             await it.s4(*more, ends=-9, fault="restore.task:2")
             half = await it.s4("run", "counter.py", *it.to(totals), ends=1)
-            assert "s4 reset was cut short; run it again" in half.errors
+            assert "s4 state reset was cut short; run it again" in half.errors
             counted = await it.s4(*more)
             assert "done to end: 500 events come again" in counted.errors
             assert it.counts("counter") == {}

@@ -64,11 +64,11 @@ async def test_a_reset_that_is_killed_is_completed_before_the_app_starts(
     it: Shop, point: str
 ) -> None:
     await kept(it)
-    words = ("reset", "counter", "--outputs", "again", "--accept-loss")
+    words = ("state", "reset", "counter", "--outputs", "again", "--accept-loss")
     await killed(it, point, *words)
     async with it.totals() as totals:
         refused = await it.s4("run", "counter.py", *it.to(totals), ends=1)
-        assert "s4 reset was cut short; run it again" in refused.errors
+        assert "s4 state reset was cut short; run it again" in refused.errors
         await it.s4(*words)
         assert it.counts("counter") == counts(())
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:

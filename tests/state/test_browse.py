@@ -1,4 +1,4 @@
-"""What is kept, for those who look: `s4 state` and `s4 checkpoint` where that is not easy."""
+"""What is kept, for those who look: `s4 state` where that is not easy."""
 
 from __future__ import annotations
 

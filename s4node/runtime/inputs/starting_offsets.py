@@ -114,10 +114,8 @@ class StartingOffsets:
         if checkpoint > bounds.upcoming:
             raise CheckpointError(
                 f"the checkpoint of {ssp} resumes at offset {checkpoint}, but {ssp} ends at "
-                f"{bounds.upcoming}: it is another stream now, or has lost its end, or the "
-                f"checkpoint was imported and does not fit. Say where to resume: "
-                f"{setting(self._config, self._name, ssp)} (or --offset N), or s4 checkpoint "
-                f"import with one that fits; or set "
+                f"{bounds.upcoming}: it is another stream now, or has lost its end. Say where to "
+                f"resume: {setting(self._config, self._name, ssp)} (or --offset N); or set "
                 f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
             )
         if checkpoint < bounds.oldest:

@@ -532,7 +532,7 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
 
 
 @pytest.mark.long
-async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
+async def test_a_reset_is_refused_on_one_node_while_the_job_runs_on_another(
     tmp_path: Path,
 ) -> None:
     async with bench(tmp_path) as it:
@@ -544,19 +544,17 @@ async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
             assert await nodes.wait() == 0
         shutil.copytree(tmp_path / "state", tmp_path / "other")
         here = ("-p", f"s4.state.folder={tmp_path / 'other'}")
-        exported = await run_s4("checkpoint", "export", "tasks", *here, cwd=tmp_path)
-        (tmp_path / "exported.json").write_text(exported.stdout)
-        import_ = ("checkpoint", "import", "tasks", "exported.json", *here)
+        reset = ("state", "reset", "tasks", *here)
         async with s4_process(*arguments, cwd=tmp_path) as nodes:
             await until(lambda: "see it:  s4 top" in nodes.errors)  # the last of what it tells
             (folder,) = [line.split()[5] for line in nodes.stderr if "see it:  s4 top" in line]
             cluster = ("-p", f"s4.coordination.folder={folder}")  # as if it were another machine
-            refused = await run_s4(*import_, *cluster, cwd=tmp_path)
+            refused = await run_s4(*reset, *cluster, cwd=tmp_path)
             assert refused.returncode == 1
             assert "the job 'default.tasks' is running, in " in refused.stderr
             nodes.signal(signal.SIGTERM)
             assert await nodes.wait() == 0
-        taken = await run_s4(*import_, *cluster, cwd=tmp_path)
+        taken = await run_s4(*reset, *cluster, cwd=tmp_path)
         assert taken.returncode == 0, taken.stderr
 
 
@@ -587,16 +585,13 @@ async def test_commands_see_a_job_whose_containers_one_command_has_started(tmp_p
 
         await append(it.log, 0, 100)
         await life(100)
-        status, exported, _ = await s4("checkpoint", "export", "tasks")
-        assert status == 0
-        (tmp_path / "exported.json").write_text(exported)
-        import_ = ("checkpoint", "import", "tasks", "exported.json")
+        reset = ("state", "reset", "tasks")
         places = ("tasks", "log.clicks", "--all-partitions")
-        refused, told = await life(100, import_, ("startpoint", "set", *places, "--offset", "40"))
+        refused, told = await life(100, reset, ("startpoint", "set", *places, "--offset", "40"))
         assert refused[0] == 1
         assert "the job 'default.tasks' is running, in " in refused[2]
         assert "tasks is running and is not moved" in told[2]
-        assert (await s4(*import_))[0] == 0
+        assert (await s4(*reset))[0] == 0
         await life(120)
         assert [int(n) for _, p, n in it.seen[100:] if p == "0"] == list(range(40, 50))
         assert (await s4("startpoint", "show", "tasks", "--json"))[1] == "[]\n"

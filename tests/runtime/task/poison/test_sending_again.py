@@ -45,7 +45,7 @@ async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgot
             (tmp_path / "mended").touch()
             told = await s4("dead-letter", "replay", "counts")
             assert "2 letters: 1 sent, 1 sent before" in told  # the new letter
-            while "replay of" in await s4("checkpoint", "show", "counts"):
+            while "replay of" in await s4("state", "tasks", "counts"):
                 await trio.lowlevel.checkpoint()
             assert "2 letters: 2 sent before" in await s4("dead-letter", "replay", "counts")
             told = await s4("dead-letter", "list", "counts")
@@ -77,7 +77,7 @@ async def test_a_replay_that_was_killed_is_known_as_long_as_its_dead_letter_is_t
                 client.abandon()
             while (
                 "from 'client-"
-                in (await run_s4("checkpoint", "show", "counts", *words, cwd=tmp_path)).stdout
+                in (await run_s4("state", "tasks", "counts", *words, cwd=tmp_path)).stdout
             ):
                 await trio.lowlevel.checkpoint()
             done = await run_s4(*replay, cwd=tmp_path)
