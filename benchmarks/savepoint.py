@@ -1,8 +1,8 @@
 """savepoint: how long a savepoint takes, and the pauses of a keyed count while it is taken.
 
 A keyed count from the log commits every second. Meanwhile this process takes savepoints of it, one
-after the other, as ``s4 savepoint`` does. ``p99_ms`` is of the pauses between two turns of the loop
-that processed events, of those that overlap a savepoint; it is compared with the pauses during
+after the other, as ``s4 savepoint take`` does. ``p99_ms`` is of the pauses between two turns of the
+loop that processed events, of those that overlap a savepoint; it is compared with the pauses during
 ordinary commits, in the same run. ``savepoint_s`` is the time from the request to the end of the
 command. A job of which a savepoint was never asked notices the first one up to a second later; the
 job here knows that it will be asked.

@@ -147,8 +147,8 @@ async def _adapter(address: str, board: str) -> AsyncIterator[str]:
     node = ["node", "flights", "--config", "config/flights.properties", "--app", "apps.flights.app"]
     node += ["-p", f"s4.cluster.board.address={board}"]
     async with _node("flights node", *node) as flights:
-        adapter = ["adapter", "adapter", "--config", "config/flights-adapter.properties"]
-        adapter += ["--app", "apps.flights.adapter"]
+        adapter = ["run", "apps.flights.adapter", "--config", "config/flights-adapter.properties"]
+        adapter += ["--cluster", "adapter"]
         adapter += ["-p", f"s4.cluster.flights.address={flights}"]
         async with _node("adapter", *adapter) as rows:
             yield rows

@@ -17,7 +17,7 @@ from typing import Any
 
 from s4node.cli.arguments import cluster_option, json_option, setting_options
 from s4node.cli.output import tell
-from s4node.cli.savepoint import as_row
+from s4node.cli.savepoint import row_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.load_app import find_app
@@ -132,7 +132,7 @@ def bootstrap(
     finally:
         spark.stop()
     if as_json:
-        print(json.dumps(as_row(manifest)))
+        print(json.dumps(row_of(manifest)))
     else:
         size = manifest.bytes / 1e6
         print(f"savepoint {manifest.name} of {manifest.app}: {len(manifest.tasks)} tasks, "

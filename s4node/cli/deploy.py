@@ -60,7 +60,7 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rollback_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
+        "name", type=utf8, metavar="NAME", help="the app's name, as s4 status shows it"
     )
     _cluster_options(parser)
     agreement_options(parser)
@@ -71,7 +71,7 @@ def rollback_arguments(parser: argparse.ArgumentParser) -> None:
 
 def undeploy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
+        "name", type=utf8, metavar="NAME", help="the app's name, as s4 status shows it"
     )
     _cluster_options(parser)
     setting_options(parser)

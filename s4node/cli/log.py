@@ -13,13 +13,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import trio
 
 from s4node.cli import arguments as kinds
+from s4node.cli import log_sinks
 from s4node.cli.arguments import (
     cluster_option,
     command,
@@ -31,8 +31,9 @@ from s4node.cli.arguments import (
     utf8,
     whole,
 )
+from s4node.cli.log_connection import with_log
 from s4node.cli.output import counted, give, tell
-from s4node.cli.running_apps import Nodes, Reach
+from s4node.cli.running_apps import Nodes
 from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
 from s4node.errors import S4Error, StartpointError
@@ -193,35 +194,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     json_option(forgotten, "print the outcome as a JSON object")
 
-    for action in (created, appended, tailed, described, trimmed, dropped, forgotten):
+    sinks = log_sinks.add(actions)
+
+    for action in (created, appended, tailed, described, trimmed, dropped, forgotten, sinks):
         to_option(action, "where the log's node listens", "that of your running log", several=False)
         cluster_option(action, "all that run here")
         folder_option(action, "none: logs that run here")
         timeout_option(action, "the node's answers")
-
-
-@asynccontextmanager
-async def _log_at(reach: Reach, timeout: float) -> AsyncIterator[EmbeddedLog]:
-    credentials = reach.credentials
-    log = EmbeddedLog("log", reach.addresses[0], timeout=timeout, credentials=credentials)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_run, log)
-        yield log
-        nursery.cancel_scope.cancel()
-
-
-async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
-    await log.run(task_status=task_status)
-
-
-def with_log(reach: Reach, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
-    """Run ``work`` with the log; returns the exit status."""
-
-    async def run() -> int:
-        async with _log_at(reach, timeout) as log:
-            return await work(log)
-
-    return trio.run(run)
 
 
 def create(

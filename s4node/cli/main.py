@@ -49,21 +49,10 @@ COMMANDS = {
         "run a node of a cluster; apps are deployed to it while it runs",
         "s4 node flights --name east, then s4 deploy apps.flights.app --cluster flights",
     ),
-    "adapter": Command(
-        "s4node.cli.run:adapter_arguments",
-        "run an adapter: an app that feeds other clusters",
-        "s4 adapter lines --app lines.py -p s4.adapter.output.stream=clicks "
-        "-p s4.stream.clicks.consumers=counter -p s4.cluster.counter.address=tcp://127.0.0.1:12000",
-    ),
     "deploy": Command(
         "s4node.cli.deploy:deploy_arguments",
         "package an app, and run it on the nodes of a cluster",
         "s4 deploy apps.flights.app --cluster flights -p s4.app.threshold=42",
-    ),
-    "apps": Command(
-        "s4node.cli.status:apps_arguments",
-        "list the apps that run, or are deployed to a cluster",
-        "s4 apps",
     ),
     "undeploy": Command(
         "s4node.cli.deploy:undeploy_arguments",
@@ -105,11 +94,6 @@ COMMANDS = {
         "create, append to, read and trim the streams of a node's log",
         "s4 log create clicks --partitions 4 --key user",
     ),
-    "sink": Command(
-        "s4node.cli.sink:arguments",
-        "list and forget the sinks that write to a node's log, such as Spark jobs",
-        "s4 sink list",
-    ),
     "startpoint": Command(
         "s4node.cli.startpoint:arguments",
         "set where an app's tasks begin to read at its next start",
@@ -117,13 +101,8 @@ COMMANDS = {
     ),
     "savepoint": Command(
         "s4node.cli.savepoint:arguments",
-        "take a savepoint: a name for the state of an app as it is now",
-        "s4 savepoint clicks --name before-the-upgrade",
-    ),
-    "savepoints": Command(
-        "s4node.cli.savepoints:arguments",
-        "list, show, remove, export and import the savepoints of an app",
-        "s4 savepoints list clicks",
+        "take, list, show, remove, export and import the savepoints of an app",
+        "s4 savepoint take clicks --name before-the-upgrade",
     ),
     "bootstrap": Command(
         "s4node.cli.bootstrap:arguments",
@@ -175,7 +154,7 @@ COMMANDS = {
 _PRIVATE = 0o077
 """What others may do with the files of a command and of the processes that it starts: nothing."""
 
-_SERVING = ("run", "node", "adapter")
+_SERVING = ("run", "node")
 _OURS = ("command", "action", "function")
 
 

@@ -1,4 +1,4 @@
-"""``s4 run``, ``s4 node`` and ``s4 adapter``: run apps and nodes."""
+"""``s4 run`` and ``s4 node``: run apps and nodes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from s4node.cli.arguments import (
     DEFAULT_ADDRESS,
     LISTENER,
     PARTITIONS,
+    cluster_option,
     count,
     folder_option,
     from_options,
@@ -42,6 +43,7 @@ _APP = "FILE.py or package.module, then :name if several"
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="APP", help=_APP)
+    cluster_option(parser)
     parser.add_argument(
         "--listen", dest=LISTENER, metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}"
     )
@@ -71,13 +73,6 @@ def node_arguments(parser: argparse.ArgumentParser) -> None:
     folder_option(parser, dest="folder")
     _serving_options(parser)
     parser.set_defaults(function=node)
-
-
-def adapter_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(CLUSTER, type=utf8, metavar="CLUSTER", help="the adapter's own cluster")
-    parser.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
-    _serving_options(parser)
-    parser.set_defaults(function=adapter)
 
 
 def _serving_options(parser: argparse.ArgumentParser) -> None:
@@ -163,23 +158,13 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
     return run_node(config, name, announce)
 
 
-def adapter(app: str, config: Config, *, as_json: bool) -> int:
-    """Run an adapter; returns the exit status."""
-    return _serve(app, config, adapter=True, as_json=as_json)
-
-
-def _serve(
-    target: str, config: Config, *, as_json: bool, adapter: bool = False, node: str = ""
-) -> int:
+def _serve(target: str, config: Config, *, as_json: bool, node: str = "") -> int:
     _check_unmonitored(config)
     with interruptible():
-        from s4node.app.app import AdapterApp
         from s4node.deploy.load_app import load_app
         from s4node.process.serve import serve
 
     app = load_app(target)
-    if adapter and not isinstance(app, AdapterApp):
-        raise ConfigError(f"{target} is not an AdapterApp; run it with 's4 run' or 's4 node'")
 
     def announce(container: Container) -> None:
         if as_json:

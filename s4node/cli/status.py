@@ -1,4 +1,4 @@
-"""``s4 status``, ``s4 top`` and ``s4 apps`` show what is running.
+"""``s4 status`` and ``s4 top`` show what is running.
 
 Rules
 - This user's processes on this machine are found by their entries, and in the coordination. With
@@ -20,7 +20,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import cluster_option, folder_option, json_option, setting_options
-from s4node.cli.output import counted, tell
+from s4node.cli.output import tell
 from s4node.cli.render import dashboard
 from s4node.cli.running_apps import credentials_of, listed
 from s4node.cluster.node.running import Running, running_processes
@@ -30,17 +30,11 @@ from s4node.config.config import Config
 from s4node.deploy.answers import registry_of
 from s4node.deploy.cluster_look import asking, of_cluster, of_process
 from s4node.deploy.cluster_snapshot import Snapshot, no_node, with_rates
-from s4node.errors import CoordinationError, on_one_line
+from s4node.errors import CoordinationError
 from s4node.net.certificates.credentials import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-def apps_arguments(parser: argparse.ArgumentParser) -> None:
-    _seen_options(parser)
-    json_option(parser, "print a JSON list")
-    parser.set_defaults(function=apps)
 
 
 def status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,38 +118,6 @@ def _show(shown: Sequence[Snapshot]) -> None:
         terminal.show(shown)
     else:
         print(dashboard.text_of(shown, live=False))
-
-
-@dataclass(frozen=True)
-class Listed:
-    """An app as ``s4 apps`` shows it; ``containers`` are its addresses by node."""
-
-    app: str
-    cluster: str
-    version: str
-    state: str
-    partitions: int
-    containers: dict[str, str]
-
-
-def apps(config: Config, *, as_json: bool) -> int:
-    """Print the apps that run or are deployed; returns 1 if no node is running."""
-    seen = trio.run(look, config, "apps")
-    found = [
-        Listed(app.name, each.cluster, app.version, app.state, app.partitions, app.containers)
-        for each in seen.shown
-        for app in each.apps
-    ]
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return _told(seen)
-    for app in found:
-        nodes = f", on {', '.join(sorted(app.containers))}" if app.containers else ""
-        named = f"{app.app} {app.version}".strip()
-        print(on_one_line(f"{named} {app.state}, {counted(app.partitions, 'partition')}{nodes}"))
-    if seen.lives and not found:
-        tell("no apps")
-    return _told(seen)
 
 
 def _told(seen: Seen) -> int:

@@ -187,7 +187,7 @@ async def changing(
             if not left:
                 raise DeployFailed(
                     f"{lost}, for the {_MORE_SESSIONS + 1}th time, so the {what} may be left "
-                    f"undone; see s4 apps, and run the command again"
+                    f"undone; see s4 status, and run the command again"
                 ) from lost
             tell(f"{lost}; the {what} goes on in another one")
     raise AssertionError

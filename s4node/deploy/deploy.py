@@ -385,7 +385,7 @@ class _Deployment:
         except (BadVersion, EntryExists, NoEntry) as error:
             raise DeployFailed(
                 f"app {info.name!r} was changed by another process meanwhile, and nothing was "
-                f"deployed; see s4 apps, and try again"
+                f"deployed; see s4 status, and try again"
             ) from error
 
     async def _take_back(

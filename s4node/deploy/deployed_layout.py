@@ -48,7 +48,7 @@ async def repartition(app: str, config: Config, partitions: int, change: Callabl
     async def work(registry: Registry) -> int:
         found = await registry.app(config[settings.CLUSTER_NAME], app)
         if found is None:
-            raise DeployFailed(f"app {app!r} was removed meanwhile; see s4 apps, and try again")
+            raise DeployFailed(f"app {app!r} was removed meanwhile; see s4 status, and try again")
         if moved and found.value.partitions == partitions:
             await _wait_running(registry, config, found.value)
             return moved[0]

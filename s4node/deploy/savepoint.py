@@ -73,7 +73,7 @@ class SavepointOf:
         state = await threads.run_sync(identity_of, self.folder, self.depot)
         coordination = StateCoordination(self.folder, self.config)
         failed, each = "", 0
-        async with coordination.registry(f"s4 savepoint {self.app}") as registry:
+        async with coordination.registry(f"s4 savepoint take {self.app}") as registry:
             for _ in range(_TRIES):
                 each = max(each + 1, await threads.run_sync(place.prepare, name, self.app))
                 try:

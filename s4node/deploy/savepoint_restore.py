@@ -299,7 +299,7 @@ def check_layout(app: str, folder: Path, depot: RemoteJob | None, manifest: Mani
     raise CheckpointError(
         f"the savepoint {name!r} is from before {app} was repartitioned: {app} had {then.tasks} "
         f"partitions and has {now.tasks}, and the numbers of its producers are others now. To go "
-        f"on from it, use another folder of state: s4 savepoints export {app} {name} {name}.tar; "
+        f"on from it, use another folder of state: s4 savepoint export {app} {name} {name}.tar; "
         f"with -p {settings.STATE_FOLDER.name}=FOLDER (and no {settings.STATE_URL.name}) s4 "
         f"savepoints import {app}.py {name}.tar, and s4 run {app}.py --partitions {then.tasks} "
         f"--from {name}"

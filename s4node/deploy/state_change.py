@@ -222,6 +222,6 @@ def former_of(place: SavepointPlace, app: str, version: str) -> Manifest:
         raise DeployFailed(
             f"app {app!r} has no savepoint from the time before {version}, so there is nothing to "
             f"go back to; deploy the version that you want, with --from NAME if it needs older "
-            f"state: s4 savepoints list {app}"
+            f"state: s4 savepoint list {app}"
         )
     return fits[-1]

@@ -118,12 +118,12 @@ class Questions:
         if name not in self._streams.by_name:
             return {"dropped": False}
         if name.startswith(SPOOL):
-            raise StoreError(f"{name!r} is the spool of a sink; use s4 sink forget")
+            raise StoreError(f"{name!r} is the spool of a sink; use s4 log sinks --forget")
         sink = self._sinks.writing_to(name)
         if sink:
             raise StoreError(
-                f"sink {sink!r} is publishing a batch in {name!r}; try again, or s4 sink forget "
-                f"{sink}"
+                f"sink {sink!r} is publishing a batch in {name!r}; try again, or s4 log sinks "
+                f"--forget {sink}"
             )
         await self._streams.drop_stream(name)
         return {"dropped": True}

@@ -102,7 +102,7 @@ class Sinks:
         if id_ not in self._by_id and len(self._by_id) >= MAX_SINKS:
             raise SinkError(
                 f"the log has {MAX_SINKS} sinks, and cannot have more; forget those that are over: "
-                f"s4 sink forget"
+                f"s4 log sinks --forget"
             )
 
     async def roll_forward(self) -> None:
@@ -265,7 +265,7 @@ class Sinks:
         whatever its number."""
         sinks = list(self._by_id.get(id_, {}).values())
         if not sinks:
-            raise SinkError(f"the log knows no sink {id_!r}; s4 sink list shows them")
+            raise SinkError(f"the log knows no sink {id_!r}; s4 log sinks shows them")
         for sink in sinks:
             async with self._turn(id_, sink.stream):
                 found = self._find(id_, sink.stream)

@@ -155,7 +155,7 @@ class LogStore:
             fix = "delete a stream, or raise the limit"
             if spool:
                 what = "the spool of a sink"
-                fix = "wait for other sinks, forget those that are over (s4 sink), or raise it"
+                fix = "wait for other sinks, forget those that are over (s4 log sinks), or raise it"
             raise LimitReached(
                 f"{what} with {wanted.partitions} partitions would be beyond "
                 f"s4.log.maxPartitions ({most}), of which {partitions} are used; {fix}"

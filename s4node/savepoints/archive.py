@@ -62,7 +62,7 @@ def read(place: SavepointPlace, app: str, file: Path, name: str = "") -> Manifes
             return _read(place, app, tar, file, name)
     except tarfile.TarError as error:
         raise CheckpointError(
-            f"{file} is not what s4 savepoints export has written, or is cut off: {error}"
+            f"{file} is not what s4 savepoint export has written, or is cut off: {error}"
         ) from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
@@ -71,7 +71,7 @@ def read(place: SavepointPlace, app: str, file: Path, name: str = "") -> Manifes
 def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
     first = tar.next()
     if first is None or first.name != MANIFEST or first.size > _MANIFEST_BYTES:
-        raise CheckpointError(f"{file} is not what s4 savepoints export has written")
+        raise CheckpointError(f"{file} is not what s4 savepoint export has written")
     manifest = parse(_content(tar, first, file), file)
     manifest.check_app(app)
     name = name or manifest.name
@@ -92,7 +92,7 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
                     shutil.copyfileobj(source, copy)
         if wanted:  # a file that ends within a header looks whole to tarfile
             raise CheckpointError(
-                f"{file} is not what s4 savepoints export has written, or is cut off: "
+                f"{file} is not what s4 savepoint export has written, or is cut off: "
                 f"{min(wanted)} is missing"
             )
         check(cuts, manifest)
@@ -106,6 +106,6 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> bytes:
     source = tar.extractfile(member)
     if source is None:
-        raise CheckpointError(f"{file} is not what s4 savepoints export has written")
+        raise CheckpointError(f"{file} is not what s4 savepoint export has written")
     with source:
         return source.read()

@@ -91,7 +91,7 @@ class SavepointPlace(ABC):
         if name in self.names():
             raise CheckpointError(
                 f"app {app!r} has a savepoint {name!r} already; take another name, or remove that "
-                f"one: s4 savepoints remove {app} {name}"
+                f"one: s4 savepoint remove {app} {name}"
             )
         return max([*self._numbers(), now_ms()]) + 1
 

@@ -271,7 +271,7 @@ class Sink:
         except NoAnswerError as error:
             raise SinkError(
                 f"{error}. The node may have decided batch {batch} before, and then publishes it "
-                f"when it runs again: look for {sink} in s4 sink list before you write the rows "
+                f"when it runs again: look for {sink} in s4 log sinks before you write the rows "
                 f"again. A query, or a write with option job, may just run again"
             ) from error
         log.log(

@@ -105,7 +105,7 @@ class Wanted:
         if not found:
             raise CheckpointError(
                 f"app {self.app!r} has no savepoint in {place.name}; take one: "
-                f"s4 savepoint {self.app}"
+                f"s4 savepoint take {self.app}"
             )
         return found[-1].name
 

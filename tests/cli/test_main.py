@@ -96,7 +96,7 @@ class Lines(AdapterApp):
         (folder / "lines.properties").write_text(
             "".join(f"{key} = {value}\n" for key, value in settings.items())
         )
-        arguments = ("adapter", "lines", "--app", "lines.py", "--config", "lines.properties")
+        arguments = ("run", "lines.py", "--cluster", "lines", "--config", "lines.properties")
         async with s4_process(*arguments, cwd=folder) as adapter:
             await until(lambda: len(node.stdout) == 100)
             adapter.signal(signal.SIGTERM)
@@ -123,7 +123,7 @@ class Thirty(AdapterApp):
         "task.shutdown.ms": "100",
     }
     pairs = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
-    command = ("adapter", "thirty", "--app", "thirty.py", *pairs)
+    command = ("run", "thirty.py", *pairs)
     async with s4_process(*command, cwd=folder) as adapter:
         adapter.signal(signal.SIGINT)
         assert await adapter.wait() == 1
@@ -353,12 +353,6 @@ async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> 
         "--folder common'\n"
     )
     assert not (folder / "common").exists()
-
-
-async def test_an_app_that_is_not_an_adapter_cannot_be_run_as_one(folder: Path) -> None:
-    done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
-    assert done.returncode == 2
-    assert done.stderr == "s4: hello.py is not an AdapterApp; run it with 's4 run' or 's4 node'\n"
 
 
 # -- help, logs, configuration --------------------------------------------------------------------
@@ -596,7 +590,7 @@ async def test_an_app_that_cannot_be_loaded_is_reported_in_a_sentence(
 
 
 async def test_names_that_are_empty_are_refused(tmp_path: Path) -> None:
-    for command in (["node", ""], ["apps", "--cluster", ""], ["apps", "--folder", ""]):
+    for command in (["node", ""], ["status", "--cluster", ""], ["status", "--folder", ""]):
         done = await run_s4(*command, cwd=tmp_path)
         assert done.returncode == 2
         assert "s4.cluster.name = ''" in done.stderr or "--folder: the text is empty" in done.stderr
@@ -667,7 +661,7 @@ async def test_a_file_that_would_be_taken_for_a_module_in_use_is_refused(
 
 
 async def test_asking_for_a_cluster_makes_no_folder(tmp_path: Path) -> None:
-    for command in (["status"], ["apps"], ["undeploy", "shop"]):
+    for command in (["status"], ["undeploy", "shop"]):
         done = await run_s4(*command, "--folder", tmp_path / "nowhere", cwd=tmp_path)
         assert done.returncode == 2
         assert "nowhere does not exist" in done.stderr

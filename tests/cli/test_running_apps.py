@@ -19,7 +19,7 @@ from s4node.config.config import Config
 pytestmark = pytest.mark.long
 
 
-async def test_status_top_and_apps_find_an_app_that_runs_by_itself(folder: Path) -> None:
+async def test_status_and_top_find_an_app_that_runs_by_itself(folder: Path) -> None:
     async with clicks(folder, "--partitions", "3") as process:
         await send(folder, "joe", "ann")
         (cluster,) = await told(folder, "status")
@@ -36,8 +36,7 @@ async def test_status_top_and_apps_find_an_app_that_runs_by_itself(folder: Path)
         assert shown.stdout.startswith(f"cluster default, process {process.pid}\n")
         top = await run_s4("top", "--count", "2", "--interval", "0.1", cwd=folder)
         assert "0/s" in top.stdout
-        apps = await run_s4("apps", cwd=folder)
-        assert apps.stdout == f"clicks running, 3 partitions, on {node['name']}\n"
+        assert f"clicks           running  {node['name']}: 0-2" in shown.stdout
 
 
 async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_of_it(
@@ -58,12 +57,8 @@ async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_
             ("east", 1),
             ("shop", 2),
         ]
-        apps = await told(folder, "apps")
-        assert [(app["app"], app["cluster"]) for app in apps] == [
-            ("clicks", "shop"),
-            ("clicks", "alone"),
-            ("clicks", "default"),
-        ]
+        apps = [(app["name"], each["cluster"]) for each in found for app in each["apps"]]
+        assert apps == [("clicks", "shop"), ("clicks", "alone"), ("clicks", "default")]
         (one,) = await told(folder, "status", "--cluster", "alone")
         assert one["cluster"] == "alone"
         (one,) = await told(folder, "status", "-p", "s4.cluster.name=shop")
@@ -83,7 +78,7 @@ async def test_a_killed_app_is_not_found_and_the_next_one_removes_its_entry(fold
         await process.kill()
         left = [*(folder / "runtime" / "s4node").iterdir()]
         assert len(left) == 1
-        for command in ("status", "top", "apps"):
+        for command in ("status", "top"):
             none = await run_s4(command, cwd=folder)
             assert none.returncode == 1
             assert none.stderr == (
@@ -174,10 +169,10 @@ async def test_with_another_home_nothing_of_the_user_is_found(
 ) -> None:
     async with clicks(folder):
         monkeypatch.setenv("HOME", str(folder / "home"))
-        assert (await run_s4("apps", cwd=folder)).returncode == 1
+        assert (await run_s4("status", cwd=folder)).returncode == 1
         async with clicks(folder, "-p", "s4.cluster.name=mine"):
-            (app,) = await told(folder, "apps")
-    assert app["cluster"] == "mine"
+            (one,) = await told(folder, "status")
+    assert one["cluster"] == "mine"
 
 
 async def test_two_running_apps_of_one_name_are_told_apart_by_their_cluster(folder: Path) -> None:
@@ -285,9 +280,9 @@ async def test_the_log_of_a_cluster_is_found_where_its_nodes_find_each_other(fol
             await asked("log", "append", "words", ok=True)
             tailed = await asked("log", "tail", "words", "--from=oldest", "--count=1", ok=True)
             assert json.loads(tailed) == {"user": "joe"}
-            assert await asked("sink", "list", ok=True) == ""
+            assert await asked("log", "sinks", ok=True) == ""
             async with node("three", "-p", "s4.log.folder=another") as three:
-                said = await asked("sink", "list", ok=False)
+                said = await asked("log", "sinks", ok=False)
                 assert said == (
                     f"s4: several nodes of cluster 'east' have a log: three at {three.address}; "
                     f"two at {two.address}. Choose one with --to\n"
@@ -299,10 +294,9 @@ async def test_the_log_of_a_cluster_is_found_where_its_nodes_find_each_other(fol
 
 
 CONFIGURED = [
-    *("run", "node", "adapter", "deploy", "apps", "undeploy", "status", "top", "graph"),
+    *("run", "node", "deploy", "undeploy", "status", "top", "graph"),
     *("startpoint set", "startpoint show", "startpoint delete"),
-    *("checkpoint list", "checkpoint show", "checkpoint export", "checkpoint import"),
-    *("state get", "state scan"),
+    *("state get", "state scan", "state tasks", "state reset", "savepoint take"),
     *("dead-letter list", "dead-letter show", "dead-letter replay"),
     *("config show", "config check"),
 ]

@@ -302,7 +302,7 @@ async def test_a_broken_version_is_reported_and_the_old_one_and_other_apps_run_o
     async with node(folder, "one") as one, node(folder, "two") as two:
         await deploy(folder, write_app(folder, "counter", "v1"))
         await deploy(folder, write_app(folder, "shoes", "v1", stream="shoes"))
-        before = await s4_of(folder, "apps", "--json")
+        before = await shown_apps(folder)
         await click(one.address, "ann", stream="shoes")
         await click(one.address, "ann")
         file = write_app(folder, "counter", "v2", more=more)
@@ -312,9 +312,9 @@ async def test_a_broken_version_is_reported_and_the_old_one_and_other_apps_run_o
         if line is not None:
             assert line in done.stderr
         assert "s4node/" not in done.stderr
-        versions = [(app["app"], app["version"]) for app in json.loads(before.stdout)]
-        after = json.loads((await s4_of(folder, "apps", "--json")).stdout)
-        assert [(app["app"], app["version"]) for app in after] == versions
+        versions = [(app["name"], app["version"]) for app in before]
+        after = await shown_apps(folder)
+        assert [(app["name"], app["version"]) for app in after] == versions
         await click(two.address, "ann")
         await click(two.address, "ann", stream="shoes")
         started = "on_start" in words  # it was in the old one's place, which has begun anew
@@ -483,8 +483,9 @@ async def test_a_node_s_name_is_one_word_that_can_be_printed(folder: Path, name:
 async def test_an_app_is_a_line_whatever_its_name_is(folder: Path) -> None:
     async with node(folder, "one"):
         await put_into_the_folder(folder, "a\n\x1b[31mb", b"no package")
-        done = await s4_of(folder, "apps")
-        assert done.stdout.splitlines() == [r"a\n\x1b[31mb 1 not running, 1 partition"]
+        done = await s4_of(folder, "status")
+        (line,) = [line for line in done.stdout.splitlines() if r"a\n\x1b[31mb" in line]
+        assert "not running" in line
 
 
 # -- nodes and containers that die ----------------------------------------------------------------
@@ -908,7 +909,7 @@ async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folde
     async with node(folder, "one"):
         pass
     none = await s4_of(folder, "status", ok=False)
-    for command in (["status"], ["top"], ["apps"]):
+    for command in (["status"], ["top"]):
         none = await s4_of(folder, *command, ok=False)
         assert none.returncode == 1
         assert (
@@ -948,8 +949,6 @@ async def test_an_app_that_has_failed_is_not_told_to_run(folder: Path) -> None:
             clicks = await client.stream("clicks")
             await clicks.send(Click("bad"))
             await until(lambda: "a container ended" in one.errors)
-        listed = (await s4_of(folder, "apps")).stdout
-        assert listed.endswith(" waiting to restart, 1 partition\n")
         told = (await s4_of(folder, "status")).stdout
         assert "waiting to restart  1, owned by nobody" in told
         assert re.search(r"failing on one ended at [-\d: ]+ because: ", told)
@@ -1115,8 +1114,14 @@ async def deploy(folder: Path, *arguments: str) -> dict[str, Any]:
 
 async def apps(folder: Path) -> list[tuple[str, str, list[str]]]:
     """Name, state and nodes of each app."""
-    listed = json.loads((await s4_of(folder, "apps", "--json")).stdout)
-    return [(app["app"], app["state"], sorted(app["containers"])) for app in listed]
+    listed = await shown_apps(folder)
+    return [(app["name"], app["state"], sorted(app["containers"])) for app in listed]
+
+
+async def shown_apps(folder: Path) -> list[dict[str, Any]]:
+    """The apps as ``s4 status`` shows them."""
+    clusters = json.loads((await s4_of(folder, "status", "--json")).stdout)
+    return [app for cluster in clusters for app in cluster["apps"]]
 
 
 async def run_on(folder: Path, *nodes: str) -> None:

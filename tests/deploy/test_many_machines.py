@@ -185,7 +185,7 @@ async def test_an_app_is_deployed_from_elsewhere_and_a_lost_machine_loses_no_eve
             await cluster.check(three.address, one, two, three)
             assert "state is fetched, to be followed" in three.errors
         assert cluster.keep_state() == ["one", "three", "two"]
-        assert json.loads(await cluster.s4("apps", "--json"))[0]["version"] == "v1"
+        assert (await cluster.status())["apps"][0]["version"] == "v1"
 
 
 async def test_a_machine_with_nothing_but_an_operators_certificate_does_everything(
@@ -204,7 +204,7 @@ async def test_a_machine_with_nothing_but_an_operators_certificate_does_everythi
         assert ("counter", "running") in [(app["name"], app["state"]) for app in seen["apps"]]
         (without,) = json.loads(await cluster.s4("status", "--json"))
         assert "needs a certificate; give an operator's" in without["nodes"][0]["problem"]
-        await cluster.s4("savepoint", "counter", "--name", "first")
+        await cluster.s4("savepoint", "take", "counter", "--name", "first")
         row = json.loads(await cluster.s4("state", "get", "counter", "joe", "--json"))
         assert row["value"] == {"clicks": 2}
         await cluster.s4("drain", "one", "--timeout", "0.1", ok=False)

@@ -133,20 +133,20 @@ async def test_an_app_that_starts_with_the_former_number_is_told_the_new_one(it:
 async def test_a_savepoint_from_before_is_refused_and_goes_on_in_another_folder(it: Shop) -> None:
     async with it.app("counter.py", 4), Client(it.address, producer="sends again") as client:
         await send(client, "c", range(300), again=True)
-        await it.s4("savepoint", "counter", "--name", "one")
+        await it.s4("savepoint", "take", "counter", "--name", "one")
     back = ("--from", "one", "--outputs", "again", "--accept-loss")
     await it.repartition(6)
     for partitions in (4, 6):
         run = ("run", "counter.py", "--partitions", str(partitions), *back)
         refused = await it.s4(*run, "-p", "s4.stream.clicks.grade=durable", ends=1)
         assert "counter had 4 partitions and has 6" in refused.errors
-        assert "s4 savepoints export counter one one.tar" in refused.errors
+        assert "s4 savepoint export counter one one.tar" in refused.errors
     async with it.app("counter.py", 6), Client(it.address, producer="sends again") as client:
         await send(client, "c", range(500), again=True)
     assert it.counts() == counts(c=500)
-    await it.s4("savepoints", "export", "counter", "one", "one.tar")
+    await it.s4("savepoint", "export", "counter", "one", "one.tar")
     it.state = it.folder / "former"
-    await it.s4("savepoints", "import", "counter.py", "one.tar")
+    await it.s4("savepoint", "import", "counter.py", "one.tar")
     async with it.app("counter.py", 4, *back), Client(it.address, producer="sends again") as again:
         await send(again, "c", range(400), again=True)
     assert it.counts() == counts(c=400)
@@ -192,7 +192,7 @@ async def test_state_at_a_url_gets_other_partitions_on_any_machine(it: Shop) -> 
             async with Client(it.address, producer="sends again") as again:
                 await send(again, "b", range(300), again=True)
     assert it.counts() == counts(a=1600, b=300)
-    listed = await it.s4("savepoints", "list", "counter", "--json")
+    listed = await it.s4("savepoint", "list", "counter", "--json")
     assert json.loads(listed.stdout[-1]) == []
 
 

@@ -83,7 +83,7 @@ async def test_an_app_is_deployed_from_a_savepoint_and_one_that_it_cannot_read_i
         file = write_app(folder, "counter", "v1")
         await deploy(folder, file, *DURABLE, "--version", "v1")
         await click(one.address, "ann", "ann")
-        await saved(folder, "savepoint", "counter", "--name", "two")
+        await saved(folder, "savepoint", "take", "counter", "--name", "two")
         await click(one.address, "ann")
         before = await containers(folder)
         gone = folder / write_app(folder, "counter", "v2")
@@ -120,7 +120,7 @@ async def test_a_pe_with_rows_is_dropped_only_by_name_and_a_rollback_still_goes_
         await click(one.address, "ann")
         await deploy(folder, *renamed["v3"])
         newest = (await savepoints(folder))[-1]["name"]
-        shown = json.loads(await saved(folder, "savepoints", "show", "counter", newest, "--json"))
+        shown = json.loads(await saved(folder, "savepoint", "show", "counter", newest, "--json"))
         assert (shown["used"], shown["unused"]) == (["Tally"], ["Count"])
         await click(one.address, "ann")
         await s4_of(folder, "rollback", "counter", *BACK)
@@ -137,7 +137,7 @@ async def test_a_version_that_does_not_start_leaves_the_old_one_with_its_state(
         file = write_app(folder, "counter", "v1")
         await deploy(folder, file, *DURABLE, "--version", "v1")
         await click(one.address, "ann")
-        await saved(folder, "savepoint", "counter", "--name", "one")
+        await saved(folder, "savepoint", "take", "counter", "--name", "one")
         await click(one.address, "ann")
         bad = folder / write_app(folder, "counter", "v2")
         fails = "    def on_start(self): raise ValueError('no')\n    def on_init"
@@ -156,7 +156,7 @@ async def test_a_deployment_that_is_killed_while_the_app_is_paused_leaves_it_run
         file = write_app(folder, "counter", "v1")
         await deploy(folder, file, *DURABLE, "--version", "v1")
         await click(one.address, "ann")
-        await saved(folder, "savepoint", "counter", "--name", "one")
+        await saved(folder, "savepoint", "take", "counter", "--name", "one")
         await click(one.address, "ann")
         place = ("--cluster", "shop", "--folder", str(folder / "shared"))
         later = ("deploy", write_app(folder, "counter", "v2"), *DURABLE, "--version", "v2", *place)
@@ -231,7 +231,7 @@ async def saved(folder: Path, *words: str) -> str:
 
 async def savepoints(folder: Path) -> list[dict[str, str]]:
     found: list[dict[str, str]] = json.loads(
-        await saved(folder, "savepoints", "list", "counter", "--json")
+        await saved(folder, "savepoint", "list", "counter", "--json")
     )
     return found
 

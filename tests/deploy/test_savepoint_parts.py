@@ -26,7 +26,7 @@ async def test_stores_positions_and_dead_letters_of_tasks_go_back_with_it(it: Wo
         await it.append(app, "a", "b", "bad", "a")
         await until(lambda: last(app) == {"a": 2, "b": 1})
         await it.until_dead(1)
-        await it.s4("savepoint", "words", "--name", "one")
+        await it.s4("savepoint", "take", "words", "--name", "one")
         await it.append(app, "bad", "b", "c")
         await until(lambda: last(app) == {"a": 2, "b": 2, "c": 1})
         await it.until_dead(2)
@@ -43,12 +43,12 @@ async def test_startpoints_that_waited_wait_again_and_later_ones_are_gone(it: Wo
         await it.append(app, "a", "a")
         await until(lambda: last(app) == {"a": 2})
         await it.s4("startpoint", "set", "words", "log.words[0]", "--oldest")
-        await it.s4("savepoint", "words", "--name", "waits")
-        shown = await it.s4("savepoints", "show", "words", "waits")
+        await it.s4("savepoint", "take", "words", "--name", "waits")
+        shown = await it.s4("savepoint", "show", "words", "waits")
         assert "1 startpoints wait for the next start" in shown
     async with it.running() as app:
         await until(lambda: last(app) == {"a": 4})
-    await it.s4("savepoint", "words", "--name", "consumed")
+    await it.s4("savepoint", "take", "words", "--name", "consumed")
     await it.s4("startpoint", "set", "words", "log.words[0]", "--oldest")
     async with it.running("--from", "consumed", *BACK) as app:
         await it.append(app, "b")
@@ -62,7 +62,7 @@ async def test_several_containers_make_one_savepoint_and_go_on_from_it(tmp_path:
     it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
     async with it.running("--nodes", "3", "--partitions", "6") as app:
         await it.count(app, 2)
-        await it.s4("savepoint", "clicks", "--name", "two")
+        await it.s4("savepoint", "take", "clicks", "--name", "two")
         await it.count(app, 1)
         await until(lambda: last(app) == dict.fromkeys(USERS, 3))
     async with it.running("--nodes", "2", "--partitions", "6", "--from", "two", *BACK) as app:
@@ -81,7 +81,9 @@ async def test_a_savepoint_has_all_that_has_come_on_fast_streams(
             visits = await client.stream("visits")
             await visits.send_many(Click(guest) for guest in GUESTS * 100)
             await until(lambda: visited(app))
-            done = await run_s4("savepoint", "clicks", "--name", "amid", *it.place, cwd=tmp_path)
+            done = await run_s4(
+                "savepoint", "take", "clicks", "--name", "amid", *it.place, cwd=tmp_path
+            )
             assert "; fast streams were held for " in done.stdout, done.stderr
             assert visited(app) == 100 * len(GUESTS)
             await visits.send_many(Click(guest) for guest in GUESTS)
@@ -97,19 +99,21 @@ async def test_a_savepoint_gives_up_in_time_if_fast_streams_do_not_drain(tmp_pat
     it = with_visits(tmp_path)
     async with it.running() as app:
         await it.count(app, 1)
-        await it.s4("savepoint", "clicks", "--name", "before")  # so that it is heard at once
+        await it.s4(
+            "savepoint", "take", "clicks", "--name", "before"
+        )  # so that it is heard at once
         async with Client(app.address) as client:
             visits = await client.stream("visits")
             await visits.send_many(Click(guest) for guest in GUESTS * 300)
             await until(lambda: visited(app))
-            words = ("savepoint", "clicks", "--name", "amid", "--timeout", "1")
+            words = ("savepoint", "take", "clicks", "--name", "amid", "--timeout", "1")
             done = await run_s4(*words, *it.place, cwd=tmp_path)
             assert done.returncode == 1
             assert "its fast streams were held for 1 s, and the events that waited" in done.stderr
             assert "processed: visits (" in done.stderr
             assert await visits.flush() == []
         assert visited(app) == 300 * len(GUESTS)
-        await it.s4("savepoint", "clicks", "--name", "after")
+        await it.s4("savepoint", "take", "clicks", "--name", "after")
 
 
 async def test_a_savepoint_lacks_only_the_last_events_of_the_app_s_own_sources(
@@ -119,7 +123,7 @@ async def test_a_savepoint_lacks_only_the_last_events_of_the_app_s_own_sources(
     (tmp_path / "clicks.py").write_text(TICKS)
     async with it.running("--nodes", "2", "--partitions", "4") as app:
         await until(lambda: len(last(app)) == 2 * 6)
-        await it.s4("savepoint", "clicks", "--name", "amid")
+        await it.s4("savepoint", "take", "clicks", "--name", "amid")
         (tmp_path / "enough").touch()
         await until(lambda: app.errors.count("sent") == 2)
         sent = {line.split()[1]: int(line.split()[2]) for line in app.stderr if "sent" in line}
@@ -150,7 +154,7 @@ async def test_a_savepoint_amid_which_a_container_dies_is_taken_again(
     several = ("--nodes", "3", "--partitions", "6")
     async with it.running(*several, fault=f"{step}@{tmp_path / 'died'}") as app:
         await it.count(app, 2)
-        await it.s4("savepoint", "clicks", "--name", "two", "--timeout", "50")
+        await it.s4("savepoint", "take", "clicks", "--name", "two", "--timeout", "50")
         assert (tmp_path / "died").exists()
         await it.count(app, 1)
     async with it.running("--partitions", "6", "--from", "two", *BACK) as app:
@@ -163,7 +167,7 @@ async def test_several_containers_with_state_at_a_url_make_one_savepoint(tmp_pat
     it = Counts(tmp_path, ("-p", "s4.state.folder=state", *url))
     async with it.running("--nodes", "3", "--partitions", "6") as app:
         await it.count(app, 2)
-        await it.s4("savepoint", "clicks", "--name", "two")
+        await it.s4("savepoint", "take", "clicks", "--name", "two")
         await it.count(app, 1)
         await until(lambda: last(app) == dict.fromkeys(USERS, 3))
     it.place = ("-p", "s4.state.folder=elsewhere", *url)
@@ -182,7 +186,7 @@ async def test_a_savepoint_of_an_app_on_two_nodes_is_gone_back_to_by_a_deploymen
         await deploy(tmp_path, "clicks.py", *durable, "v1")
         await click(one.address, *USERS)
         place = ("--cluster", "shop", "-p", f"s4.state.folder={tmp_path / 'state'}")
-        done = await run_s4("savepoint", "clicks", "--name", "one", *place, cwd=tmp_path)
+        done = await run_s4("savepoint", "take", "clicks", "--name", "one", *place, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         await click(two.address, *USERS)
         await deploy(tmp_path, "clicks.py", *durable, "v2", "--from", "one", *BACK)

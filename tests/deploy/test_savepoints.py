@@ -43,7 +43,7 @@ async def test_a_savepoint_taken_amid_events_is_gone_back_to_and_its_outputs_com
                         await trio.lowlevel.checkpoint()
 
                 nursery.start_soon(keep_sending)
-                await it.s4("savepoint", "counter", "--name", "amid")
+                await it.s4("savepoint", "take", "counter", "--name", "amid")
                 nursery.cancel_scope.cancel()
             await it.send(client, sent, sent + 1000)
             sent += 1000
@@ -70,7 +70,7 @@ async def test_a_producer_goes_on_after_a_loss_that_was_accepted(it: Shop) -> No
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 1000)
-            await it.s4("savepoint", "counter", "--name", "early")
+            await it.s4("savepoint", "take", "counter", "--name", "early")
             await it.send(client, 1000, 1500)
             await it.until_total(1500)
             await counter.kill()
@@ -88,7 +88,7 @@ async def test_an_app_goes_back_again_and_again_and_all_that_was_sent_since_is_c
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 500)
             await it.until_total(500)
-            await it.s4("savepoint", "counter", "--name", "first")
+            await it.s4("savepoint", "take", "counter", "--name", "first")
             await it.send(client, 500, 900)
             await it.until_total(900)
         for name, again, end, total in (
@@ -103,7 +103,7 @@ async def test_an_app_goes_back_again_and_again_and_all_that_was_sent_since_is_c
                 async with Client(counter.address, producer="p") as client:
                     await it.send(client, 0, end, again=True)
                 await it.until_total(total)
-                await it.s4("savepoint", "counter", "--name", f"at-{total}")
+                await it.s4("savepoint", "take", "counter", "--name", f"at-{total}")
             assert it.counts("counter") == counts(range(end))
 
 
@@ -112,7 +112,7 @@ async def test_a_restore_that_dies_forgets_nothing_that_was_sent(it: Shop, step:
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 500)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 500, 800)
             await it.until_total(800)
         more = ("--outputs", "again", "--accept-loss")
@@ -129,16 +129,16 @@ async def test_a_stopped_app_has_savepoints_too_and_one_file_takes_them_elsewher
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 600)
             await it.until_total(600)
-        await it.s4("savepoint", "counter", "--name", "stopped")
-        await it.s4("savepoints", "export", "counter", "stopped", "stopped.tar")
-        shown = json.loads((await it.s4("savepoints", "list", "counter", "--json")).stdout[-1])
+        await it.s4("savepoint", "take", "counter", "--name", "stopped")
+        await it.s4("savepoint", "export", "counter", "stopped", "stopped.tar")
+        shown = json.loads((await it.s4("savepoint", "list", "counter", "--json")).stdout[-1])
         assert [each["name"] for each in shown] == ["stopped"]
-        await it.s4("savepoints", "remove", "counter", "stopped")
+        await it.s4("savepoint", "remove", "counter", "stopped")
 
         (it.folder / "elsewhere").mkdir()
         it.state = "elsewhere/state"
         more = ("--from", "stopped", "--outputs", "again", "--accept-loss")
-        await it.s4("savepoints", "import", "counter.py", "stopped.tar")
+        await it.s4("savepoint", "import", "counter.py", "stopped.tar")
         async with it.counter(totals, *more) as counter:
             assert it.counts("counter") == counts(range(600))
             async with Client(counter.address, producer="other") as client:
@@ -153,12 +153,12 @@ async def test_a_savepoint_of_state_at_a_url_is_gone_back_to_on_another_machine(
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 600)
             await it.until_total(600)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 600, 1000)
             await it.until_total(1000)
         assert not (it.job / "savepoints" / "one").exists()
         it.state = "elsewhere"  # nothing is there but what comes from the URL
-        shown = json.loads((await it.s4("savepoints", "list", "counter", "--json")).stdout[-1])
+        shown = json.loads((await it.s4("savepoint", "list", "counter", "--json")).stdout[-1])
         assert [each["name"] for each in shown] == ["one"]
         refused = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
         assert "done to end: 400 events come again" in refused.errors
@@ -191,18 +191,18 @@ async def test_a_savepoint_at_a_url_is_taken_of_a_stopped_app_exported_and_remov
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 300)
             await it.until_total(300)
-        await it.s4("savepoint", "counter", "--name", "one")
-        await it.s4("savepoints", "export", "counter", "one", "one.tar")
-        await it.s4("savepoints", "import", "counter", "one.tar", "--name", "two")
-        await it.s4("savepoints", "remove", "counter", "one")
+        await it.s4("savepoint", "take", "counter", "--name", "one")
+        await it.s4("savepoint", "export", "counter", "one", "one.tar")
+        await it.s4("savepoint", "import", "counter", "one.tar", "--name", "two")
+        await it.s4("savepoint", "remove", "counter", "one")
         assert "all files are whole" in "".join(
-            (await it.s4("savepoints", "show", "counter", "two")).stdout
+            (await it.s4("savepoint", "show", "counter", "two")).stdout
         )
         file = next(it.folder.glob("shipped/default/counter/savepoints/files/*/*/CURRENT"))
         file.write_bytes(b"?")
-        damaged = await it.s4("savepoints", "show", "counter", "two", ends=1)
+        damaged = await it.s4("savepoint", "show", "counter", "two", ends=1)
         assert "savepoint 'two' is damaged: file CURRENT of task" in damaged.errors
-        await it.s4("savepoints", "remove", "counter", "two")
+        await it.s4("savepoint", "remove", "counter", "two")
         assert list(it.folder.glob("shipped/default/counter/savepoints/files/*")) == []
 
 
@@ -216,13 +216,15 @@ async def test_a_container_that_dies_amid_a_savepoint_leaves_none_and_goes_on(
             Client(counter.address, producer="p") as client,
         ):
             await it.send(client, 0, 500)
-            failed = await it.s4("savepoint", "counter", "--name", "one", "--timeout", "2", ends=1)
+            failed = await it.s4(
+                "savepoint", "take", "counter", "--name", "one", "--timeout", "2", ends=1
+            )
         assert "no savepoint of 'counter' was taken" in failed.errors
         assert list(it.job.glob("savepoints/*")) == []
         async with it.counter(totals) as counter:
             async with Client(counter.address, producer="p") as client:
                 await it.send(client, 500, 700)
-            await it.s4("savepoint", "counter", "--name", "two")
+            await it.s4("savepoint", "take", "counter", "--name", "two")
             await it.until_total(700)
         assert it.counts("counter") == counts(range(700))
 
@@ -235,13 +237,13 @@ async def test_a_savepoint_of_tasks_that_cannot_commit_says_why(it: Shop) -> Non
         tasks = it.folder / "shipped" / "default" / "counter" / "tasks"
         tasks.rename(tasks.with_name("away"))
         tasks.touch()
-        failed = await it.s4("savepoint", "counter", "--name", "one", ends=1)
+        failed = await it.s4("savepoint", "take", "counter", "--name", "one", ends=1)
         assert f"its commit could not be written: {it.url}/default/counter cannot be read or " in (
             failed.errors
         )
         tasks.unlink()
         tasks.with_name("away").rename(tasks)
-        await it.s4("savepoint", "counter", "--name", "two")
+        await it.s4("savepoint", "take", "counter", "--name", "two")
 
 
 async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(it: Shop) -> None:
@@ -249,7 +251,7 @@ async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(i
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 500)
             await it.until_total(500)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 500, 800)
             await it.until_total(800)
         more = ("--from", "one", "--outputs", "again", "--accept-loss")
@@ -257,7 +259,7 @@ async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(i
         await it.s4(*dead, ends=-9, fault="restore.task:2")
         refused = await it.s4("run", "counter.py", *it.to(totals), ends=1)
         assert "start again with --from one" in refused.errors
-        needed = await it.s4("savepoints", "remove", "counter", "one", ends=1)
+        needed = await it.s4("savepoint", "remove", "counter", "one", ends=1)
         assert "start again with --from one" in needed.errors
         async with it.counter(totals, *more) as counter:
             async with Client(counter.address, producer="other") as client:
@@ -298,7 +300,7 @@ async def test_an_app_that_is_reset_begins_from_empty_state_and_the_same_program
 async def test_a_producer_that_began_after_the_savepoint_goes_on_too(it: Shop) -> None:
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
-            await it.s4("savepoint", "counter", "--name", "early")
+            await it.s4("savepoint", "take", "counter", "--name", "early")
             await it.send(client, 0, 300)
             await it.until_total(300)
             await counter.kill()
@@ -313,7 +315,7 @@ async def test_a_restore_after_one_that_was_cut_short_counts_all_tasks(it: Shop)
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 100)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 100, 500)
             await it.until_total(500)
         to = ("run", "counter.py", *it.to(totals), "--from", "one")
@@ -335,14 +337,14 @@ async def test_a_savepoint_of_a_job_that_still_sends_what_a_former_one_had_is_go
         await totals.kill()
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 200, 300)  # which wait for their consumer
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
         back = ("--outputs", "again", "--accept-loss", "--from")
         async with (
             it.counter(totals, *back, "one") as counter,
             Client(counter.address, producer="p") as client,
         ):
             await it.send(client, 300, 400)  # these wait behind them
-            await it.s4("savepoint", "counter", "--name", "two")
+            await it.s4("savepoint", "take", "counter", "--name", "two")
             await it.send(client, 400, 500)
         async with it.totals(listen=totals.address), it.counter(totals):
             await it.until_total(500)
@@ -362,10 +364,10 @@ async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 300)
-            await it.s4("savepoint", "counter", "--name", "one")
-            taken = await it.s4("savepoint", "counter", "--name", "one", ends=1)
+            await it.s4("savepoint", "take", "counter", "--name", "one")
+            taken = await it.s4("savepoint", "take", "counter", "--name", "one", ends=1)
             assert "has a savepoint 'one' already" in taken.errors
-            odd = await it.s4("savepoint", "counter", "--name", "../one", ends=2)
+            odd = await it.s4("savepoint", "take", "counter", "--name", "../one", ends=2)
             assert "cannot be the name of a savepoint" in odd.errors
             running = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
             assert "is running" in running.errors
@@ -381,7 +383,7 @@ async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(
         assert "is damaged" in missing.errors
         assert "it is missing" in missing.errors
         table.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        damaged = await it.s4("savepoints", "show", "counter", "one", ends=1)
+        damaged = await it.s4("savepoint", "show", "counter", "one", ends=1)
         assert "its content is not what was saved" in damaged.errors
         manifest = it.job / "savepoints" / "one" / "manifest.json"
         manifest.write_text(manifest.read_text().replace('"format":1', '"format":99'))
@@ -397,7 +399,7 @@ async def test_a_savepoint_that_does_not_fit_what_is_to_run_is_refused_before_an
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 100)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 100, 300)
             await it.until_total(300)
         back = ("--from", "one", "--outputs", "again", "--accept-loss")
@@ -411,27 +413,27 @@ async def test_a_savepoint_that_does_not_fit_what_is_to_run_is_refused_before_an
         gone = await it.s4(*run, ends=1)
         assert "state that this version of app 'counter' has no place for: pe Spread" in gone.errors
         source.write_text(COUNTER)
-        await it.s4("savepoints", "export", "counter", "one", "one.tar")
-        other = await it.s4("savepoints", "import", "totals.py", "one.tar", ends=1)
+        await it.s4("savepoint", "export", "counter", "one", "one.tar")
+        other = await it.s4("savepoint", "import", "totals.py", "one.tar", ends=1)
         assert (
             "savepoint 'one' is of app 'counter', and cannot be used for 'totals'" in other.errors
         )
         cut = it.folder / "cut.tar"
         cut.write_bytes((it.folder / "one.tar").read_bytes()[:-40_000])
-        half = await it.s4("savepoints", "import", "counter", "cut.tar", "--name", "two", ends=1)
-        assert "cut.tar is not what s4 savepoints export has written, or is cut" in half.errors
+        half = await it.s4("savepoint", "import", "counter", "cut.tar", "--name", "two", ends=1)
+        assert "cut.tar is not what s4 savepoint export has written, or is cut" in half.errors
         copied = it.job / "savepoints" / "copied"
         shutil.copytree(it.job / "savepoints" / "one", copied)
-        shown = await it.s4("savepoints", "show", "counter", "copied")
+        shown = await it.s4("savepoint", "show", "counter", "copied")
         assert shown.stdout[0].startswith("copied of counter: ")
         (copied / "manifest.json").unlink()
         half = await it.s4("run", "counter.py", "--from", "copied", *it.to(totals), ends=1)
         assert "savepoint 'copied' in" in half.errors
         assert "its manifest is missing, as if it was copied in part" in half.errors
-        listed = await it.s4("savepoints", "list", "counter", ends=1)
+        listed = await it.s4("savepoint", "list", "counter", ends=1)
         assert listed.stdout[0].startswith("one: ")
         assert "its manifest is missing" in listed.errors
-        await it.s4("savepoints", "remove", "counter", "copied")
+        await it.s4("savepoint", "remove", "counter", "copied")
         assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]
         async with it.counter(totals):
             assert it.counts("counter") == counts(range(300))
@@ -445,17 +447,19 @@ async def test_a_savepoint_that_finds_no_room_leaves_nothing_and_the_job_goes_on
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 300)
             await it.until_total(300)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             ballast = small_disk / "ballast"
             fill(ballast)
-            full = await it.s4("savepoint", "counter", "--name", "two", "--timeout", "5", ends=1)
+            full = await it.s4(
+                "savepoint", "take", "counter", "--name", "two", "--timeout", "5", ends=1
+            )
             assert "No space left on device" in full.errors
             ballast.unlink()
             await it.send(client, 300, 400)
             await it.until_total(400)
         for left in (0, 50_000, 100_000):
             fill(ballast, left)
-            stopped = await it.s4("savepoint", "counter", "--name", "two", ends=1)
+            stopped = await it.s4("savepoint", "take", "counter", "--name", "two", ends=1)
             assert re.search("[Nn]o space left|is full|free some space", stopped.errors)
         back = ("--from", "one", "--outputs", "again", "--accept-loss")
         fill(ballast)  # with a little room a first task might be restored
@@ -475,13 +479,13 @@ async def test_a_timer_takes_savepoints_and_removes_those_that_are_too_many_or_t
     async with it.totals() as totals, it.counter(totals):
         pass
     for name in ("one", "two", "three"):
-        taken = await it.s4("savepoint", "counter", "--name", name, "--json")
+        taken = await it.s4("savepoint", "take", "counter", "--name", name, "--json")
         row = json.loads(taken.stdout[0])
         assert (row["name"], len(row["tasks"])) == (name, 4)
         assert 0 < row["own_bytes"] <= row["bytes"]
-    removed = await it.s4("savepoints", "remove", "counter", "--keep", "2", "--json")
+    removed = await it.s4("savepoint", "remove", "counter", "--keep", "2", "--json")
     assert json.loads(removed.stdout[0]) == {"removed": ["one"]}
-    removed = await it.s4("savepoints", "remove", "counter", "--older-than", "0.001", "--json")
+    removed = await it.s4("savepoint", "remove", "counter", "--older-than", "0.001", "--json")
     assert json.loads(removed.stdout[0]) == {"removed": ["two"]}  # the newest stays
 
 
@@ -492,13 +496,13 @@ async def test_a_command_that_is_interrupted_leaves_no_savepoint_and_the_next_is
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 300)
             counter.process.send_signal(signal.SIGSTOP)  # so that no cut is made
-            words = ("savepoint", "counter", "--name", "one", *it.place)
+            words = ("savepoint", "take", "counter", "--name", "one", *it.place)
             async with s4_process(*words, cwd=it.folder, ready=False) as command:
                 await until(lambda: any((it.job / "coordination").rglob("*")))
                 command.process.send_signal(signal.SIGINT)
                 assert await command.wait() == 130
             counter.process.send_signal(signal.SIGCONT)
-            await it.s4("savepoint", "counter", "--name", "one")
+            await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 300, 400)
             await it.until_total(400)
         assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]

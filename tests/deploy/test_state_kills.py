@@ -30,8 +30,8 @@ async def test_an_export_that_is_killed_leaves_no_file_of_its_name_and_is_repeat
     it: Shop,
 ) -> None:
     await kept(it)
-    await it.s4("savepoint", "counter", "--name", "one")
-    words = ("savepoints", "export", "counter", "one", "one.tar")
+    await it.s4("savepoint", "take", "counter", "--name", "one")
+    words = ("savepoint", "export", "counter", "one", "one.tar")
     await killed(it, "export.written", *words)
     assert not (it.folder / "one.tar").exists()
     await it.s4(*words)
@@ -43,9 +43,9 @@ async def test_an_import_that_is_killed_is_there_as_a_whole_or_is_repeated(
     it: Shop, point: str
 ) -> None:
     await kept(it)
-    await it.s4("savepoint", "counter", "--name", "one")
-    await it.s4("savepoints", "export", "counter", "one", "one.tar")
-    words = ("savepoints", "import", "counter", "one.tar", "--name", "two")
+    await it.s4("savepoint", "take", "counter", "--name", "one")
+    await it.s4("savepoint", "export", "counter", "one", "one.tar")
+    words = ("savepoint", "import", "counter", "one.tar", "--name", "two")
     await killed(it, point, *words)
     if point == "savepoint.named":
         again = await it.s4(*words, ends=1)
@@ -53,8 +53,8 @@ async def test_an_import_that_is_killed_is_there_as_a_whole_or_is_repeated(
     else:
         assert not (it.job / "savepoints" / "two").exists()
         await it.s4(*words)
-    await it.s4("savepoints", "show", "counter", "two")
-    await it.s4("savepoint", "counter", "--name", "three")  # which removes what is left
+    await it.s4("savepoint", "show", "counter", "two")
+    await it.s4("savepoint", "take", "counter", "--name", "three")  # which removes what is left
     there = sorted(each.name for each in (it.job / "savepoints").iterdir())
     assert there == ["one", "three", "two"]
 

@@ -106,7 +106,7 @@ def test_lines_from_a_plain_socket_are_greeted() -> None:
         }
         options = [text for k, v in settings.items() for text in ("-p", f"{k}={v}")]
         with (
-            node("adapter", "lines", "--app", "apps.lines.adapter", *options),
+            node("run", "apps.lines.adapter", *options),
             socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as peer,
         ):
             peer.sendall(b"joe\r\n\xff\xfe\nann\nbob")
@@ -158,7 +158,7 @@ def test_every_setting_is_on_the_tuning_page() -> None:
 def test_every_command_of_the_first_pages_exists() -> None:
     commands = set(re.findall(r"(?:`|\$ |\| )s4 ([a-z-]+)", README + FIRST_APP + CLUSTER + INPUTS))
 
-    assert commands >= {"run", "send", "adapter", "deploy", "tail", "log"}
+    assert commands >= {"run", "send", "deploy", "tail", "log"}
     check_commands(commands)
 
 

@@ -24,8 +24,7 @@ def test_an_adapter_makes_other_events_of_a_stream_each_once_though_it_is_killed
     with running_node(tmp_path) as node:
         node.create("rows", 2)
         node.create("flights", 2, key="route")
-        command = [sys.executable, "-m", "s4node", "adapter", "adapter"]
-        command += ["--app", "apps.flights.adapter", "--json"]
+        command = [sys.executable, "-m", "s4node", "run", "apps.flights.adapter", "--json"]
         for each in (
             "s4.listener.address=tcp://127.0.0.1:0",
             f"s4.state.folder={tmp_path / 'adapter'}",

@@ -223,5 +223,5 @@ def test_a_decided_batch_whose_rows_are_gone_says_so() -> None:
     decided = decide(Sink("s", "clicks"), 0, [Attempt("x", {0: 3})], {0: {"x": 3}}, {}, 0)
     carrying = Carrying(decided, 0)
     assert len(list(carrying.carry(staged(("x", 0, 2))))) == 1
-    with pytest.raises(SinkError, match=r"1 of its events are missing .* s4 sink forget s"):
+    with pytest.raises(SinkError, match=r"1 of its events are missing .* s4 log sinks --forget s"):
         carrying.check()

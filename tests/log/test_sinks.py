@@ -431,7 +431,7 @@ def test_a_stream_is_dropped_and_may_be_created_again(node: Node) -> None:
     node.create("clicks", 2)
     assert node.count("clicks") == 0
     stage(node, "q", "0/0", 0, 10)
-    with pytest.raises(StoreError, match="is the spool of a sink; use s4 sink forget"):
+    with pytest.raises(StoreError, match="is the spool of a sink; use s4 log sinks --forget"):
         node.ask("drop", stream=node.staged[0])
     node.stop()
     node.start()
@@ -440,7 +440,7 @@ def test_a_stream_is_dropped_and_may_be_created_again(node: Node) -> None:
 
 def test_a_forgotten_sink_may_publish_its_batch_again(node: Node) -> None:
     publish(node, "job/nightly", 0, stage(node, "job/nightly", "0/0", 0, 100), last=True)
-    with pytest.raises(SinkError, match="knows no sink 'job/weekly'; s4 sink list shows them"):
+    with pytest.raises(SinkError, match="knows no sink 'job/weekly'; s4 log sinks shows them"):
         node.ask("sink.forget", sink="job/weekly")
     node.ask("sink.forget", sink="job/nightly")
     publish(node, "job/nightly", 0, stage(node, "job/nightly", "0/1", 100, 100), last=True)

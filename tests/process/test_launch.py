@@ -178,8 +178,7 @@ async def test_s4_status_finds_a_launched_app_and_nothing_can_be_deployed_there(
         assert all(len(node["containers"]) == 1 for node in snapshot["nodes"])
         (app,) = snapshot["apps"]
         assert (app["name"], app["state"], len(set(app["owners"]))) == ("counter", "running", 2)
-        listed = await run_s4("apps", "--folder", folder, cwd=tmp_path)
-        assert listed.stdout == "counter running, 2 partitions, on node-1, node-2, node-3\n"
+        assert sorted(app["containers"]) == ["node-1", "node-2", "node-3"]
         gone = await run_s4("undeploy", "counter", "--folder", folder, cwd=tmp_path)
         assert gone.returncode == 1
         assert f"'s4 run' of counter, process {process.pid} on " in gone.stderr

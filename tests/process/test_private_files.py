@@ -49,7 +49,7 @@ async def test_coordination_log_and_state_are_for_their_own_user_only(tmp_path: 
             await s4("deploy", "count.py", "--cluster", "demo", "--folder", str(folders[0]))
             await s4("send", "names", "--to", node.address, stdin=b'{"name": "ann"}\n')
             place = ("--cluster", "demo", *options)
-            await s4("savepoint", "count", "--name", "one", *place)
+            await s4("savepoint", "take", "count", "--name", "one", *place)
             await s4("certs", str(folders[3]), "s4://demo/node/one")
     finally:
         os.umask(before)

@@ -90,7 +90,7 @@ def test_the_state_of_a_history_is_that_of_a_node_after_the_same_events(
         node.append("payments", events, key="account")
         on_node = settings(node, tmp_path / "node")
         run_to_the_end(node, TARGET, on_node, len(events))
-        s4("savepoint", "Replayed", "--name", "node", **on_node)
+        s4("savepoint", "take", "Replayed", "--name", "node", **on_node)
 
         on_spark = settings(node, tmp_path / "spark")
         found = bootstrap(spark, TARGET, {"payments": node.address}, config=on_spark)
@@ -123,11 +123,11 @@ def test_nodes_go_on_from_a_history_with_the_event_after_its_last_one(
         node.append("payments", events[3000:], key="account")  # while Spark computes
         write_savepoint(found, "history")
         run_to_the_end(node, TARGET, mixed, len(events), "--from", "history")
-        s4("savepoint", "Replayed", "--name", "end", **mixed)
+        s4("savepoint", "take", "Replayed", "--name", "end", **mixed)
 
         whole = settings(node, tmp_path / "whole")
         run_to_the_end(node, TARGET, whole, len(events))
-        s4("savepoint", "Replayed", "--name", "end", **whole)
+        s4("savepoint", "take", "Replayed", "--name", "end", **whole)
         assert states(tmp_path / "mixed", "end") == states(tmp_path / "whole", "end")
 
 
@@ -191,7 +191,7 @@ def test_the_command_makes_a_savepoint_of_files_and_a_store_is_read_from_one(
         again = ended("bootstrap", TARGET, *history, "--name", "files", **on_spark)
         assert again.stderr == (  # and nothing of Spark, which has not started
             "s4: app 'Replayed' has a savepoint 'files' already; take another name, or remove that "
-            "one: s4 savepoints remove Replayed files\n"
+            "one: s4 savepoint remove Replayed files\n"
         )
         counts = {
             key: row["count"] for key, row in states(tmp_path / "spark", "files")["Account"].items()
@@ -205,7 +205,7 @@ def test_the_command_makes_a_savepoint_of_files_and_a_store_is_read_from_one(
         node.append("payments", events, key="account")
         of_tasks = settings(node, tmp_path / "tasks")
         run_to_the_end(node, "tests.spark.replayed_app:Tallies", of_tasks, len(events))
-        s4("savepoint", "Tallies", "--name", "end", **of_tasks)
+        s4("savepoint", "take", "Tallies", "--name", "end", **of_tasks)
         reader = spark.read.format("s4").option("state", "Tallies/tallies")
         tallies: dict[tuple[str, int], list[int]] = {}
         for event in events:
@@ -245,7 +245,7 @@ def test_the_command_sends_what_was_put_on_output_streams_once(
         log = spark.read.format("s4").options(address=node.address, stream="sums")
         assert f"what was put on sums is sent to {node.address}" in run()
         assert log.load().count() == len(events)
-        s4("savepoints", "remove", "Telling", "sent", **values)
+        s4("savepoint", "remove", "Telling", "sent", **values)
         run()  # as after a failure
         assert log.load().count() == len(events)
     assert not list((tmp_path / "work").iterdir())
@@ -259,7 +259,7 @@ def test_a_store_is_read_from_a_savepoint_at_a_url_without_the_folder(tmp_path: 
         node.append("payments", events, key="account")
         values = settings(node, tmp_path / "tasks", f"s4.state.url={url}")
         run_to_the_end(node, "tests.spark.replayed_app:Tallies", values, len(events))
-        s4("savepoint", "Tallies", "--name", "end", **values)
+        s4("savepoint", "take", "Tallies", "--name", "end", **values)
     options = {"state": "Tallies/tallies", "url": url, "folder": str(tmp_path / "elsewhere")}
     reader = state_source.SavepointReader(options, state_source.schema(options))
     rows = [

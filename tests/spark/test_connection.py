@@ -51,7 +51,7 @@ def test_a_node_that_is_gone_at_the_end_does_not_prove_that_nothing_is_visible()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
     sink = Sink(Target((address,), "clicks", "shop:Click", patience=0.1), StructType())
-    with pytest.raises(SinkError, match="look for job/nightly in s4 sink list") as error:
+    with pytest.raises(SinkError, match="look for job/nightly in s4 log sinks") as error:
         sink.publish([Staged("job/nightly", 0, "0/0", {0: 1})], last=True)
     assert "Nothing of the batch is visible" not in str(error.value)
 

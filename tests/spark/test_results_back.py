@@ -100,7 +100,7 @@ def test_each_result_comes_back_once_and_again_only_after_the_app_has_gone_back(
             app.kill()  # wherever it is
         with running_totals(node, state):
             wait_for_totals(node, 400)
-        command = [sys.executable, "-m", "s4node", "savepoint", "Totals", "--name", "here"]
+        command = [sys.executable, "-m", "s4node", "savepoint", "take", "Totals", "--name", "here"]
         subprocess.run([*command, *options(node, state)], check=True, cwd=ROOT)
         shutil.copytree(query, tmp_path / "copy")
         with running_totals(node, state):

@@ -252,7 +252,7 @@ class Cluster:
 
     async def savepoint(self) -> str:
         """Take a savepoint; returns what went wrong, if anything did."""
-        return await self._s4("savepoint", "exact")
+        return await self._s4("savepoint", "take", "exact")
 
     async def repartition(self) -> str:
         """Give the app another number of partitions; returns what went wrong, if anything did."""

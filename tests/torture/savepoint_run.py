@@ -388,7 +388,7 @@ class SavepointTorture:
         fault = ""
         if faulty and self._chance.random() < 0.4:
             fault = self._chance.choice(OF_COMMAND)
-        words = ["savepoint", "circle", "--name", name, "--timeout", TIMEOUT]
+        words = ["savepoint", "take", "circle", "--name", name, "--timeout", TIMEOUT]
         gaps, extra = self._gaps, self._extra
         status, said = await self._command(*words, fault=fault)
         there = (self.job / "savepoints" / name / "manifest.json").exists()

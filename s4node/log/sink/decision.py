@@ -202,5 +202,5 @@ class Carrying:
                 f"{self._end - self._next} of its events are missing from the spool of "
                 f"{self._sink.stream}[{self._partition}]: a power cut lost them, or its file was "
                 f"replaced. Put the file back and restart the node, or give the batch up: "
-                f"s4 sink forget {self._sink.id}"
+                f"s4 log sinks --forget {self._sink.id}"
             )

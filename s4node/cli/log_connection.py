@@ -1,0 +1,36 @@
+"""The connection of a command to a node's log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from s4node.cli.running_apps import Reach
+from s4node.systems.embedded_log import EmbeddedLog
+
+
+@asynccontextmanager
+async def log_at(reach: Reach, timeout: float) -> AsyncIterator[EmbeddedLog]:
+    """The log of a node during the block."""
+    credentials = reach.credentials
+    log = EmbeddedLog("log", reach.addresses[0], timeout=timeout, credentials=credentials)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_run, log)
+        yield log
+        nursery.cancel_scope.cancel()
+
+
+async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
+    await log.run(task_status=task_status)
+
+
+def with_log(reach: Reach, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
+    """Run ``work`` with the log; returns the exit status."""
+
+    async def run() -> int:
+        async with log_at(reach, timeout) as log:
+            return await work(log)
+
+    return trio.run(run)
