@@ -11,7 +11,7 @@ import pytest
 from harness import environment
 
 from s4node.cli.main import main
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 
 
 def run_blocks(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def unknown_settings(page: str, least: int) -> set[str]:
     """The settings that a page names and that do not exist, of at least so many that it names."""
     named = set(re.findall(r"`<?((?:task|job|s4)\.[a-zA-Z.<>]*[a-zA-Z])", page))
     assert len(named) >= least
-    return named - {key.name for key in KEYS}
+    return named - {key.name for key in MEMBERS}
 
 
 def check_commands(named: set[str]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from s4node.config import kinds
 from s4node.config.key import ConfigKey, Pattern, Setting
 from s4node.config.properties import Line, Problem, read
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 from s4node.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SETTINGS: dict[str, Setting[Any]] = {key.name: key for key in KEYS if isinstance(key, Setting)}
-_PATTERNS = tuple(key for key in KEYS if isinstance(key, Pattern))
+_SETTINGS = {key.name: key for key in MEMBERS if isinstance(key, Setting)}
+_PATTERNS = tuple(key for key in MEMBERS if isinstance(key, Pattern))
 
 
 class Entry(NamedTuple):
@@ -154,7 +154,7 @@ def _key_of(name: str) -> ConfigKey[Any] | None:
 
 
 def _advice(name: str) -> str:
-    likeness, nearest = max(_guess(name, key) for key in KEYS)
+    likeness, nearest = max(_guess(name, key) for key in MEMBERS)
     if likeness < 0.7:  # such keys share little more than "s4." and an ending
         return "default.s4.comm.properties lists every key"
     if nearest == name:  # copied from the documentation

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from s4node.config import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class ConfigKey(Generic[T]):
-    """A key in the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
+    """A key in the list: a :class:`Setting`, a :class:`Pattern` for a family of keys, or a
+    :class:`StageKey`.
 
     ``text`` is a value as in a file: the default of a setting, the example of a pattern.
     """
@@ -27,6 +31,11 @@ class ConfigKey(Generic[T]):
     def parse(self, text: str) -> T:
         """The value of ``text``; raises ValueError with the mistake."""
         return self.kind.parse(text)
+
+    @property
+    def members(self) -> Iterable[ConfigKey[T]]:
+        """The settings and patterns that this key stands for: itself, unless it is a table's."""
+        return (self,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,3 +72,36 @@ class Pattern(ConfigKey[T]):
             return None
         middle = name[len(before) : len(name) - len(after)]
         return middle if name == before + middle + after and kinds.is_name(middle) else None
+
+
+class OfStage(NamedTuple, Generic[T]):
+    """A property of one stage: the setting for all streams, and the pattern for one of them."""
+
+    setting: Setting[T]
+    pattern: Pattern[T]
+
+
+@dataclass(frozen=True, eq=False)
+class StageKey(ConfigKey[T]):
+    """A property of stages: ``s4.<stage>.executor``, and ``s4.<stage>.<stream>.executor`` for one
+    stream. ``defaults`` are by stage; ``text`` is an example."""
+
+    defaults: Mapping[str, str]
+
+    @cached_property
+    def of(self) -> Mapping[str, OfStage[T]]:
+        """The keys by stage."""
+        return {stage: self._of(stage, text) for stage, text in self.defaults.items()}
+
+    @property
+    def members(self) -> Iterable[ConfigKey[T]]:
+        return [key for of_stage in self.of.values() for key in of_stage]
+
+    def _of(self, stage: str, text: str) -> OfStage[T]:
+        word = self.name.rpartition(".")[2]
+        name, one = f"s4.{stage}.{word}", f"s4.{stage}.<stream>.{word}"
+        example = f"s4.{stage}.clicks.{word}"
+        return OfStage(
+            Setting(self.section, name, text, self.kind, self.doc),
+            Pattern(self.section, one, text, self.kind, self.doc, example),
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from s4node.config.key import ConfigKey, Pattern
+from s4node.config.key import ConfigKey, Pattern, StageKey
 from s4node.config.settings import KEYS
 
 _HEADING = """\
@@ -37,5 +37,10 @@ def _rendered(key: ConfigKey[Any]) -> str:
     if isinstance(key, Pattern):
         comments += [f"Key: {key.name}; for example", f"{key.example} = {key.text}"]
         return "".join(f"# {comment}\n" for comment in comments)
-    assignment = f"{key.name} = {key.text}".strip()
-    return "".join(f"# {comment}\n" for comment in comments) + f"{assignment}\n"
+    settings = [key]
+    if isinstance(key, StageKey):
+        settings = [each.setting for each in key.of.values()]
+        first = next(iter(key.of.values())).pattern
+        comments += ["For one stream, for example:", f"{first.example} = {key.text}"]
+    assignments = "".join(f"{each.name} = {each.text}".strip() + "\n" for each in settings)
+    return "".join(f"# {comment}\n" for comment in comments) + assignments

@@ -9,13 +9,10 @@ Rules
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from s4node.config import kinds
-from s4node.config.key import ConfigKey, Pattern, Setting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from s4node.config.key import ConfigKey, Pattern, Setting, StageKey
 
 # A key is one block: section, name, value and kind, then its documentation.
 # fmt: off
@@ -239,65 +236,41 @@ LISTENER_HELLOS_PER_SECOND = Setting(
 
 _QUEUES = "Queues: their sizes count events"
 
-_STAGE_DOCS = {
-    "deserializer": "undecoded frames of one input stream in a container",
-    "stream": "the events of one stream in one partition",
-    "sender": "the events of one stream that leave for other nodes of the cluster",
-    "remoteSender": "the events of one output stream that leave for another cluster",
-}
-_STAGE_BEYOND = {
-    "deserializer": "a frame",
-    "stream": "a frame, or what a step of the app puts,",
-    "sender": "what a step of the app, or a source at once, puts",
-    "remoteSender": "what a step of the app, or a source at once, puts",
-}
-_STAGE_DEFAULTS = {  # executor, events, bytes
-    "deserializer": ("block", "100000", "67108864"),
-    "stream": ("block", "10000", "16777216"),
-    "sender": ("throttle", "10000", "67108864"),
-    "remoteSender": ("block", "10000", "67108864"),
-}
+_STAGES = ("deserializer", "stream", "sender", "remoteSender")
 
-
-def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
-    """The keys of one stage by their last word: for all streams, and for one by name."""
-    of, (executor, events, size) = _STAGE_DOCS[stage], _STAGE_DEFAULTS[stage]
-    rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
-        ("executor", executor, kinds.EXECUTOR, (
-            f"What happens when the stage of {of} is full: block makes senders wait, shed drops "
-            "the newest events, throttle lets only maxRate leave and drops the newest events that "
-            "producers send beyond a full queue; package.module:Class is your own.")),
-        ("workQueueSize", events, kinds.whole(1), (
-            f"The events that the stage of {of} holds, and at most {_STAGE_BEYOND[stage]} beyond. "
-            "It bounds credit. More absorbs longer bursts, at the cost of memory and latency.")),
-        ("workQueueBytes", size, kinds.size(1024, 2**53), (
-            f"The bytes that the stage of {of} holds. It bounds the memory that overload can "
-            "take.")),
-        ("maxRate", "200000", kinds.whole(1), (
-            f"The events per second that leave the stage of {of} if its executor throttles.")),
-    ]
-    if stage == "stream":
-        rows.append(("parallelism", "0", kinds.whole(0, 1024), (
-            "The handlers of a keyed stream that may run at a time in a partition, each key in "
-            "order. 0 leaves it to the app's set_parallelism(), whose default is 1.")))
-    return {
-        word: (
-            Setting(_QUEUES, f"s4.{stage}.{word}", text, kind, doc),
-            Pattern(_QUEUES, f"s4.{stage}.<stream>.{word}", text, kind,
-                    f"The same for one stream, which overrides s4.{stage}.{word}.",
-                    f"s4.{stage}.clicks.{word}"),
-        )
-        for word, text, kind, doc in rows
-    }
-
-
-STAGE_KEYS = {stage: _stage_keys(stage) for stage in _STAGE_DOCS}
-STREAM_KEYS = (
-    STREAM_CONSUMERS,
-    *(pattern for keys in STAGE_KEYS.values() for _, pattern in keys.values()),
+STAGE_EXECUTOR = StageKey(
+    _QUEUES, "s4.<stage>.executor", "shed", kinds.EXECUTOR,
+    "What happens when a stage is full: block makes senders wait, shed drops the newest events, "
+    "throttle lets only maxRate leave and drops the newest events that producers send beyond a "
+    "full queue; package.module:Class is your own. The stages are deserializer (undecoded frames "
+    "of one input stream in a container), stream (the events of one stream in one partition), "
+    "sender (those of one stream that leave for other nodes of the cluster) and remoteSender "
+    "(those of one output stream that leave for another cluster).",
+    dict(zip(_STAGES, ("block", "block", "throttle", "block"), strict=True)),
 )
-"""Keys that may name streams that an app does not have, because several apps may share a file."""
-SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
+STAGE_SIZE = StageKey(
+    _QUEUES, "s4.<stage>.workQueueSize", "5000", kinds.whole(1),
+    "The events that a stage holds, and at most a frame beyond, or what a step of the app or a "
+    "source puts at once. It bounds credit. More absorbs longer bursts, at the cost of memory and "
+    "latency.",
+    dict(zip(_STAGES, ("100000", "10000", "10000", "10000"), strict=True)),
+)
+STAGE_BYTES = StageKey(
+    _QUEUES, "s4.<stage>.workQueueBytes", "1048576", kinds.size(1024, 2**53),
+    "The bytes that a stage holds. It bounds the memory that overload can take.",
+    dict(zip(_STAGES, ("67108864", "16777216", "67108864", "67108864"), strict=True)),
+)
+STAGE_MAX_RATE = StageKey(
+    _QUEUES, "s4.<stage>.maxRate", "1000", kinds.whole(1),
+    "The events per second that leave a stage if its executor throttles.",
+    dict.fromkeys(_STAGES, "200000"),
+)
+STREAM_PARALLELISM = StageKey(
+    _QUEUES, "s4.stream.parallelism", "4", kinds.whole(0, 1024),
+    "The handlers of a keyed stream that may run at a time in a partition, each key in order. 0 "
+    "leaves it to the app's set_parallelism(), whose default is 1.",
+    {"stream": "0"},
+)
 SPILL_FOLDER = Setting(
     _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
     "The folder where events of streams that feed themselves, and of timers, wait for a full "
@@ -765,15 +738,23 @@ LOGGER_FORMAT = Setting(
 # fmt: on
 
 
-def _declared(values: Iterable[Any]) -> Iterator[ConfigKey[Any]]:
-    for value in values:
-        if isinstance(value, ConfigKey):
-            yield value
-        elif value is STAGE_KEYS:
-            for of_stage in STAGE_KEYS.values():
-                yield from (pair[0] for pair in of_stage.values())
-                yield from (pair[1] for pair in of_stage.values())
-
-
-KEYS: tuple[ConfigKey[Any], ...] = tuple(dict.fromkeys(_declared(list(globals().values()))))
+KEYS: tuple[ConfigKey[Any], ...] = tuple(
+    dict.fromkeys(value for value in list(globals().values()) if isinstance(value, ConfigKey))
+)
 """Every key, in the order above; collected from the module, so that none can be missing."""
+
+MEMBERS: tuple[ConfigKey[Any], ...] = tuple(member for key in KEYS for member in key.members)
+"""The settings and patterns that the keys stand for: a property of stages stands for several."""
+
+REMOTE_SENDER_SIZE: Setting[int] = STAGE_SIZE.of["remoteSender"].setting
+
+STREAM_PATTERNS: tuple[Pattern[Any], ...] = (
+    STREAM_CONSUMERS,
+    *(
+        of_stage.pattern
+        for key in KEYS
+        if isinstance(key, StageKey)
+        for of_stage in key.of.values()
+    ),
+)
+"""Keys that may name streams that an app does not have, because several apps may share a file."""

@@ -396,7 +396,7 @@ def test_the_texts_of_a_configuration_make_the_same_one_again(values: dict[str, 
     assert {e.name: e.value for e in again.items()} == {e.name: e.value for e in config.items()}
 
 
-@given(st.sampled_from([key for key in cfg.KEYS if isinstance(key, Setting)]), st.data())
+@given(st.sampled_from([key for key in cfg.MEMBERS if isinstance(key, Setting)]), st.data())
 def test_a_key_with_one_letter_missing_is_recognized(
     setting: Setting[object], data: st.DataObject
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.config.key import ConfigKey, Pattern, Setting
+from s4node.config.key import ConfigKey, Pattern, Setting, StageKey
 
 
 def test_the_list_has_these_keys_and_defaults() -> None:
@@ -42,22 +42,22 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.listener.typeBytes", "16777216"),
         ("s4.listener.hellosPerSecond", "500"),
         ("s4.deserializer.executor", "block"),
-        ("s4.deserializer.workQueueSize", "100000"),
-        ("s4.deserializer.workQueueBytes", "67108864"),
-        ("s4.deserializer.maxRate", "200000"),
         ("s4.stream.executor", "block"),
-        ("s4.stream.workQueueSize", "10000"),
-        ("s4.stream.workQueueBytes", "16777216"),
-        ("s4.stream.maxRate", "200000"),
-        ("s4.stream.parallelism", "0"),
         ("s4.sender.executor", "throttle"),
-        ("s4.sender.workQueueSize", "10000"),
-        ("s4.sender.workQueueBytes", "67108864"),
-        ("s4.sender.maxRate", "200000"),
         ("s4.remoteSender.executor", "block"),
+        ("s4.deserializer.workQueueSize", "100000"),
+        ("s4.stream.workQueueSize", "10000"),
+        ("s4.sender.workQueueSize", "10000"),
         ("s4.remoteSender.workQueueSize", "10000"),
+        ("s4.deserializer.workQueueBytes", "67108864"),
+        ("s4.stream.workQueueBytes", "16777216"),
+        ("s4.sender.workQueueBytes", "67108864"),
         ("s4.remoteSender.workQueueBytes", "67108864"),
+        ("s4.deserializer.maxRate", "200000"),
+        ("s4.stream.maxRate", "200000"),
+        ("s4.sender.maxRate", "200000"),
         ("s4.remoteSender.maxRate", "200000"),
+        ("s4.stream.parallelism", "0"),
         ("s4.spill.folder", ""),
         ("s4.sender.maxFrameEvents", "2048"),
         ("s4.sender.maxFrameBytes", "262144"),
@@ -127,12 +127,6 @@ def test_the_list_has_these_families_of_keys() -> None:
         "s4.cluster.<cluster>.address",
         "s4.stream.<stream>.consumers",
         "s4.stream.<stream>.grade",
-        *(
-            f"s4.{stage}.<stream>.{word}"
-            for stage in ("deserializer", "stream", "sender", "remoteSender")
-            for word in ("executor", "workQueueSize", "workQueueBytes", "maxRate", "parallelism")
-            if word != "parallelism" or stage == "stream"
-        ),
         "s4.app.<parameter>",
         "streams.<stream>.samza.priority",
         "streams.<stream>.samza.bootstrap",
@@ -149,10 +143,25 @@ def test_the_list_has_these_families_of_keys() -> None:
     ]
 
 
+def test_the_table_of_stages_has_these_rows_each_for_all_streams_or_one() -> None:
+    rows = {key.name: tuple(key.of) for key in settings.KEYS if isinstance(key, StageKey)}
+    every = ("deserializer", "stream", "sender", "remoteSender")
+    assert rows == {
+        "s4.<stage>.executor": every,
+        "s4.<stage>.workQueueSize": every,
+        "s4.<stage>.workQueueBytes": every,
+        "s4.<stage>.maxRate": every,
+        "s4.stream.parallelism": ("stream",),
+    }
+    config = Config.from_values({"s4.sender.clicks.executor": "shed"})
+    setting, pattern = settings.STAGE_EXECUTOR.of["sender"]
+    assert (config[setting], config.matching(pattern)) == ("throttle", {"clicks": "shed"})
+
+
 def test_an_app_has_no_settings_of_machines_nodes_and_processes() -> None:
     """So they are not deployed with it."""
     found: dict[str, list[str]] = {}
-    for key in settings.KEYS:
+    for key in settings.MEMBERS:
         if isinstance(key, Setting):
             found.setdefault(key.belongs_to, []).append(key.name)
     parts = ("s4.listener.", "s4.log.")

@@ -11,7 +11,7 @@ from harness import ROOT, run_s4, s4_process
 from log_bench import separate_log
 
 from s4node import Event
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 
 
 @pytest.mark.long
@@ -45,7 +45,7 @@ async def test_the_commands_of_the_page_print_what_it_says(tmp_path: Path) -> No
 
 
 def test_every_setting_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
+    known = {key.name for key in MEMBERS}
     named = set(re.findall(r"`((?:task|job|s4)\.[a-zA-Z.<>]*[a-zA-Z])", PAGE))
 
     assert len(named) >= 5

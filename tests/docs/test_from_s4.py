@@ -9,11 +9,11 @@ from harness import ROOT
 from pages import check_commands
 
 import s4node
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 
 
 def test_every_key_of_ours_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
+    known = {key.name for key in MEMBERS}
     named = {re.split(r"[ =]", span)[0] for span in OURS if re.match(r"(s4|task)\.", span)}
 
     assert len(named) > 10
@@ -48,7 +48,7 @@ def test_the_page_names_every_key_that_s4_had() -> None:
 
 
 def test_a_key_that_kept_its_name_stands_beside_itself() -> None:
-    known = {key.name for key in KEYS}
+    known = {key.name for key in MEMBERS}
 
     for first, ours in rows("Configuration keys"):
         for name in set(spans(first)) & known:

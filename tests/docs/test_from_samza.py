@@ -9,11 +9,11 @@ from harness import ROOT
 from pages import check_commands
 
 import s4node
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 
 
 def test_every_key_of_ours_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
+    known = {key.name for key in MEMBERS}
     headings = ("What is different", "Classes", "Configuration keys")
     named = {span for heading in headings for span in ours(heading)}
     keys = {re.split(r"[ =]", span)[0] for span in named if re.match(r"[a-z0-9]+\.[\w.<>]+", span)}
@@ -24,7 +24,7 @@ def test_every_key_of_ours_that_the_page_names_exists() -> None:
 
 
 def test_a_key_that_kept_its_name_stands_beside_itself() -> None:
-    known = {key.name for key in KEYS}
+    known = {key.name for key in MEMBERS}
 
     for first, middle, _ in rows("Configuration keys"):
         for name in set(spans(first)) & known:

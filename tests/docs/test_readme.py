@@ -18,7 +18,7 @@ import pytest
 from harness import ROOT
 from pages import check_commands
 
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 
 
 def test_hello_is_the_file_it_says_and_has_five_lines() -> None:
@@ -149,7 +149,7 @@ def test_several_nodes_as_the_page_starts_them(tmp_path: Path) -> None:
 def test_every_setting_is_on_the_tuning_page() -> None:
     page = (ROOT / "docs" / "tuning.md").read_text()
     stages = {f"s4.{stage}" for stage in ("deserializer", "stream", "sender", "remoteSender")}
-    for key in KEYS:
+    for key in MEMBERS:
         stage, _, name = key.name.rpartition(".")
         where = f".{name}`" if stage.partition(".<")[0] in stages else f"`{key.name}`"
         assert where in page or f"`{key.name}" in page, key.name

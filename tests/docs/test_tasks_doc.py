@@ -9,7 +9,7 @@ from harness import ROOT
 from pages import run_blocks
 
 from s4node.config.key import Setting
-from s4node.config.settings import KEYS
+from s4node.config.settings import MEMBERS
 
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
 
 
 def test_every_setting_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
+    known = {key.name for key in MEMBERS}
     page = PAGE.replace("streams.clicks.", "streams.<stream>.")
     page = page.replace("streams.profiles.", "streams.<stream>.")
     named = set(re.findall(r"`((?:task|job|s4|streams)\.[a-z.<>]*[a-z])", page))
@@ -31,7 +31,7 @@ def test_every_setting_that_the_page_names_exists() -> None:
 
 
 def test_the_defaults_of_the_table_are_those_of_the_settings() -> None:
-    defaults = {key.name: key.text for key in KEYS if isinstance(key, Setting)}
+    defaults = {key.name: key.text for key in MEMBERS if isinstance(key, Setting)}
     rows = re.findall(r"^\| `([a-z.]+)` \| (\S+) \|", PAGE, re.MULTILINE)
 
     assert len(rows) >= 10

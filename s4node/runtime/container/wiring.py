@@ -109,7 +109,7 @@ class Parts:
             node=node,
             incarnation=incarnation,
             headers=front.headers,
-            queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            queue_size=config[settings.REMOTE_SENDER_SIZE],
             refusals=self.refusals,
         )
         self.outputs = OutputStreams(

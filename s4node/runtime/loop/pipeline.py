@@ -15,13 +15,14 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 from s4node.app.app import App
 from s4node.app.plan import graph
 from s4node.app.stream import InputStream, OutputStream
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.config.key import StageKey
 from s4node.config.paths import full_path
 from s4node.logger import get_logger
 from s4node.net.egress.spill import Spill
@@ -40,6 +41,8 @@ from s4node.stages.executors import (
 from s4node.stages.stage import Gauge, Overflow, Stage
 
 log = get_logger("s4node.runtime")
+
+T = TypeVar("T")
 
 
 class Holder(Protocol):
@@ -101,20 +104,21 @@ class Pipeline:
         return StageSettings(
             stage,
             stream,
-            self._value(stage, stream, "executor"),
-            self._value(stage, stream, "workQueueSize"),
-            self._value(stage, stream, "workQueueBytes"),
-            self._value(stage, stream, "maxRate"),
+            self._value(settings.STAGE_EXECUTOR, stage, stream),
+            self._value(settings.STAGE_SIZE, stage, stream),
+            self._value(settings.STAGE_BYTES, stage, stream),
+            self._value(settings.STAGE_MAX_RATE, stage, stream),
             stream in self._durable and stage in (DESERIALIZER, STREAM),
-            self._key(stage, stream, "executor"),
+            self._key(settings.STAGE_EXECUTOR, stage, stream),
         )
 
     def parallelism(self, stream: str) -> int:
         """The number of handlers of a stream that may be in flight in a partition."""
         found = self._app.streams[stream]
-        wanted: int = self._value(STREAM, stream, "parallelism") or found.parallelism
+        key = settings.STREAM_PARALLELISM
+        wanted = self._value(key, STREAM, stream) or found.parallelism
         if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):
-            if found.parallelism > 1 or self._named(STREAM, stream, "parallelism"):
+            if found.parallelism > 1 or self._named(key, STREAM, stream):
                 log.warning(
                     "parallelism needs a key and no singleton; handled one by one", stream=stream
                 )
@@ -126,16 +130,16 @@ class Pipeline:
         fed = [s.name for s in self._app.streams.values() if not isinstance(s, OutputStream)]
         return {name: n for name in fed if (n := self.parallelism(name)) > 1}
 
-    def _named(self, stage: str, stream: str, word: str) -> bool:
-        return stream in self._config.matching(settings.STAGE_KEYS[stage][word][1])
+    def _named(self, key: StageKey[T], stage: str, stream: str) -> bool:
+        return stream in self._config.matching(key.of[stage].pattern)
 
-    def _key(self, stage: str, stream: str, word: str) -> str:
+    def _key(self, key: StageKey[T], stage: str, stream: str) -> str:
         """The name of the setting that applies to a stream."""
-        setting, pattern = settings.STAGE_KEYS[stage][word]
-        return stream.join(pattern.ends) if self._named(stage, stream, word) else setting.name
+        setting, pattern = key.of[stage]
+        return stream.join(pattern.ends) if self._named(key, stage, stream) else setting.name
 
-    def _value(self, stage: str, stream: str, word: str) -> Any:
-        setting, pattern = settings.STAGE_KEYS[stage][word]
+    def _value(self, key: StageKey[T], stage: str, stream: str) -> T:
+        setting, pattern = key.of[stage]
         return self._config.matching(pattern).get(stream, self._config[setting])
 
     def stages_of(self, partition: int) -> dict[str, Stage]:
@@ -211,7 +215,7 @@ class Pipeline:
         """Log settings of streams that the app does not have: another app's, or misspelt."""
         strays = {
             pattern.name.replace("<stream>", stream): stream
-            for pattern in settings.STREAM_KEYS
+            for pattern in settings.STREAM_PATTERNS
             for stream in self._config.matching(pattern)
             if stream not in self._app.streams
         }

@@ -116,7 +116,7 @@ class Exchange:
     ) -> None:
         self.emitter = Emitter(
             credentials=Credentials.configured(config),
-            queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            queue_size=config[settings.REMOTE_SENDER_SIZE],
             on_news=on_news,
         )
         self._app = app

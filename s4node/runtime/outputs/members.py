@@ -74,7 +74,7 @@ class Members:
     ) -> None:
         self.emitter = Emitter(
             credentials=Credentials.configured(config),
-            queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            queue_size=config[settings.REMOTE_SENDER_SIZE],
             on_news=on_news,
         )
         self.outboxes: dict[str, StagedOutbox] = {}

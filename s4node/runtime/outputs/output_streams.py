@@ -128,7 +128,7 @@ class OutputStreams:
         return Emitter(
             seeds,
             credentials=self._credentials,
-            queue_size=self._config[settings.SENDER_WORK_QUEUE_SIZE],
+            queue_size=self._config[settings.REMOTE_SENDER_SIZE],
             on_news=self._on_news,
         )
 
