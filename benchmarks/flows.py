@@ -48,7 +48,6 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import Stream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.tree.folder import FolderCoordination
-from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner
 from s4node.net.client.client import Client
@@ -334,7 +333,7 @@ def words_limit(task: dict[str, Any]) -> None:
     app.freeze()
     create: Any = app.prototypes["Count"][0].make
     instances: dict[str, Any] = {}
-    tune_python(Config.from_values({}))
+    tune_python()
     words, began = 0, time.perf_counter()
     while time.perf_counter() - began < task["seconds"]:
         for body in bodies:

@@ -43,7 +43,6 @@ from benchmarks.runner import (
     usage,
 )
 from s4node.app.app import App
-from s4node.config.config import Config
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.client.sync_client import SyncClient
@@ -337,7 +336,7 @@ class BareLoop:
         self._create: Callable[[str, None], Any] = app.prototypes["Tally"][0].make
         self._decode = decode
         self._instances: dict[str, Any] = {}
-        tune_python(Config.from_values({}))
+        tune_python()
 
     def count(self, bodies: Iterable[bytes]) -> None:
         decode, instances, create = self._decode, self._instances, self._create

@@ -191,7 +191,7 @@ def timed(task: dict[str, Any]) -> None:
         credentials = Credentials.in_options(task)
         async with Client(task["address"], credentials=credentials) as client:
             stream = await client.stream("timed")
-            tune_python(Config.from_values({}))
+            tune_python()
             schedule = Schedule(task["rate"])
             before, sent, ticks = usage()["cpu_s"], 0, 0
             while sent < task["count"]:
@@ -211,7 +211,7 @@ def bare_timed(task: dict[str, Any]) -> None:
     kind = EventType(Timed)
     socket = pynng.Pair0(send_buffer_size=128)
     socket.dial(task["address"], block=True)
-    tune_python(Config.from_values({}))
+    tune_python()
     schedule = Schedule(task["rate"])
     poll = select.poll()
     poll.register(schedule.fd, select.POLLIN)

@@ -32,6 +32,7 @@ from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.process import log_setup
 from s4node.runtime.container import hooks
+from s4node.runtime.container.wiring import MAX_STEP_SECONDS
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import Asked
@@ -198,7 +199,7 @@ async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
     feeding = _Feeding(feeds, done)
     loop = feeding.loop = RunLoop(
         max_events=config[settings.STEP_MAX_EVENTS],
-        max_seconds=config[settings.STEP_MAX_MS],
+        max_seconds=MAX_STEP_SECONDS,
         shell=feeding,
     )
     feeds += [_feed(app, config, pipeline, loop, number, size, batches) for number in range(tasks)]

@@ -205,7 +205,7 @@ async def running(container: Container) -> AsyncIterator[Container]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(container.run)
         await container.ready.wait()
-        tune_python(container.config)
+        tune_python()
         yield container
         container.stop()
 

@@ -23,9 +23,7 @@ CHANGES: list[dict[str, str]] = [
     {"s4.stream.workQueueSize": "1000"},
     {"s4.stream.workQueueSize": "100000", "s4.deserializer.workQueueSize": "1000000"},
     {"s4.step.maxEvents": "64"},
-    {"s4.step.maxMs": "0.5"},
     {"s4.comm.verdictDelay": "5"},
-    {"s4.gc.threshold": "0"},
     {"s4.watchdog.ms": "0"},
 ]
 LATENCY_RATE = 2_000

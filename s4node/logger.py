@@ -74,14 +74,18 @@ class _Throttled:
         return line
 
 
-def processors(format: str = "auto", lines: int = 50) -> list[Processor]:  # noqa: A002
-    """The processors that render a line; see ``s4.logger_format`` and ``s4.logger_maxRate``."""
+LINES_A_SECOND = 50
+"""The lines of one kind of ours that are written in a second."""
+
+
+def processors(format: str = "auto") -> list[Processor]:  # noqa: A002
+    """The processors that render a line; see ``s4.logger_format``."""
     import structlog
 
     terminal = sys.stderr is not None and sys.stderr.isatty()
     people = format == "console" or (format == "auto" and terminal)
     return [
-        _Throttled(lines),
+        _Throttled(LINES_A_SECOND),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

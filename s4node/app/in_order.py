@@ -12,14 +12,13 @@ Rules
   bytes. So the order of a key's events does not depend on the order in which they have come.
 - An event that comes after its span was handed on is late. It is handed on at once, out of order,
   and counted.
-- A task holds back at most ``most`` events. Beyond that the app stops, whatever ``onError`` says;
-  or, if it ``passes`` them, further events are handed on at once and count as late.
+- A task holds back at most ``most`` events. Beyond that the app stops, whatever ``onError`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
@@ -55,29 +54,24 @@ class InOrder(ProcessingElement):
     kinds: ClassVar[dict[type, EventType]] = {}
     names: ClassVar[dict[str, EventType]] = {}
     most: ClassVar[int] = 1_000_000
-    passes: ClassVar[bool] = False
     held: list[tuple[float, str, bytes]] = []  # noqa: RUF012 - each instance has its own
 
     def on_event(self, event: Any) -> None:
         windows: Any = self._home.owner  # type: ignore[attr-defined]
         if held_back(windows) >= self.most:
-            self._beyond(windows, event)
-            return
+            self._refuse(windows)
         windows.held += 1
         kind = self.kinds[event.__class__]
         self.held.append((self.time_of(event), kind.name, kind.encode([event])))
 
-    def _beyond(self, windows: Any, event: Any) -> None:
+    def _refuse(self, windows: Any) -> NoReturn:
         stream = self.out.in_order_of[0]
-        if not self.passes:
-            raise HeldBackBeyond(
-                f"stream {stream!r} with order='time' holds back {self.most} events in this task, "
-                f"which is its limit, as the watermark is {windows.watermark:.15g}; see what holds "
-                f"it back in s4 status, give the stream a shorter lateness or idle, or raise "
-                f"s4.stream.{stream}.heldBack"
-            )
-        windows.late += 1
-        self.out.put(event)
+        raise HeldBackBeyond(
+            f"stream {stream!r} with order='time' holds back {self.most} events in this task, "
+            f"which is its limit, as the watermark is {windows.watermark:.15g}; see what holds it "
+            f"back in s4 status, give the stream a shorter lateness or idle, or raise "
+            f"s4.stream.{stream}.heldBack"
+        )
 
     def on_window(self) -> None:
         windows: Any = self._home.owner  # type: ignore[attr-defined]

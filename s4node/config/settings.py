@@ -271,18 +271,6 @@ STREAM_PARALLELISM = StageKey(
     "leaves it to the app's set_parallelism(), whose default is 1.",
     {"stream": "0"},
 )
-SPILL_FOLDER = Setting(
-    _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
-    "The folder where events of streams that feed themselves, and of timers, wait for a full "
-    "stage. The default is the folder for temporary files. The files have no names and are gone "
-    "when their process ends.",
-    belongs_to="machine",
-)
-SENDER_MAX_FRAME_EVENTS = Setting(
-    _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
-    "The most events that the sender puts into one frame. Larger frames cost less per event, and "
-    "delay other streams for longer.",
-)
 SENDER_MAX_FRAME_BYTES = Setting(
     _QUEUES, "s4.sender.maxFrameBytes", "262144", kinds.size(1024, 2**31 - 1),
     "The length at which the sender closes a frame and starts the next. Keep it below "
@@ -351,12 +339,12 @@ CHOOSER = Setting(
 BATCH_SIZE = Setting(
     _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
     "The events of an input that are processed, if there are that many, before another input has "
-    "its turn. 0 means one step: s4.step.maxEvents events or s4.step.maxMs, or what has arrived.",
+    "its turn. 0 means one step: s4.step.maxEvents events or 5 ms, or what has arrived.",
 )
 STREAM_PRIORITY = Pattern(
     _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
     "While an input of higher priority has events, the others wait. It waits at most for one step "
-    "of theirs, s4.step.maxEvents events or s4.step.maxMs. The default is 0; an input that "
+    "of theirs, s4.step.maxEvents events or 5 ms. The default is 0; an input that "
     "bootstraps is above all others.",
     "streams.clicks.samza.priority",
 )
@@ -482,15 +470,9 @@ ON_ERROR = Pattern(
 HELD_BACK = Pattern(
     _INPUTS, "s4.stream.<stream>.heldBack", "1000000", kinds.whole(1),
     "The most events of a stream with order='time' that a task holds back until their turn comes. "
-    "The default is 1000000. What happens beyond says s4.stream.<stream>.heldBackBeyond.",
+    "The default is 1000000. Beyond that the container stops, and says what the watermark waits "
+    "for.",
     "s4.stream.clicks.heldBack",
-)
-HELD_BACK_BEYOND = Pattern(
-    _INPUTS, "s4.stream.<stream>.heldBackBeyond", "fail", kinds.choice("fail", "pass"),
-    "What happens to an event that a task cannot hold back any more: fail, the default, stops the "
-    "container, and says what the watermark waits for; pass hands it on at once, out of order, and "
-    "counts it as late.",
-    "s4.stream.clicks.heldBackBeyond",
 )
 MAX_DRIFT = Pattern(
     _INPUTS, "s4.stream.<stream>.maxDrift", "600", kinds.whole(1),
@@ -538,15 +520,6 @@ STATE_CHECKPOINT_INTERVAL = Setting(
     "used if the database is damaged. The two share all files that have not changed since. 0 makes "
     "none.",
 )
-STATE_CHECKPOINTS = Setting(
-    _PROGRESS, "s4.state.checkpoints", "3", kinds.whole(1),
-    "The number of checkpoints that are kept of each task.",
-)
-STATE_CHECKPOINT_AGE = Setting(
-    _PROGRESS, "s4.state.checkpointAge", "86400000", kinds.milliseconds(0),
-    "How long checkpoints are kept, in milliseconds; the newest is always kept, and with 0 all are "
-    "kept.",
-)
 STATE_RESTORE_TIME = Setting(
     _PROGRESS, "s4.state.restoreTime", "2000", kinds.milliseconds(1),
     "How long the next owner of a task may take to fetch the commits after a checkpoint at "
@@ -559,11 +532,6 @@ STATE_STANDBY = Setting(
     "it takes the task over without fetching all of its state. It takes disk space, and one "
     "request in a second for each task, two if the task has committed.",
 )
-STATE_CHANGES_BYTES = Setting(
-    _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
-    "A task commits early when the changes of its stores since its last commit take more than "
-    "this many bytes of memory.",
-)
 COMMIT_TIMEOUT = Setting(
     _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
     "How long commits of a task may keep failing before the container stops. Until then they are "
@@ -574,12 +542,8 @@ _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(
     _STEPS, "s4.step.maxEvents", "2048", kinds.whole(1),
-    "The number of events after which a task yields to timers, sockets and other tasks. Fewer is "
-    "more responsive, more is faster.",
-)
-STEP_MAX_MS = Setting(
-    _STEPS, "s4.step.maxMs", "5", kinds.milliseconds(0.1),
-    "The time after which a task yields, if that comes before s4.step.maxEvents.",
+    "The number of events after which a task yields to timers, sockets and other tasks, if 5 ms "
+    "have not passed before. Fewer is more responsive, more is faster.",
 )
 WATCHDOG_MS = Setting(
     _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
@@ -592,11 +556,6 @@ TASK_SHUTDOWN_MS = Setting(
     "has; the rest goes back to its producers. What is left then is dropped here; durable streams "
     "replay it after the start. Events of output streams that no consumer has acknowledged, and no "
     "task has saved, are reported, and the exit status is 1.",
-)
-GC_THRESHOLD = Setting(
-    _STEPS, "s4.gc.threshold", "100000", kinds.whole(0, 2**31 - 1),
-    "The number of net allocations after which Python collects its youngest generation. Higher "
-    "means fewer pauses, but garbage in cycles lives longer. 0 keeps Python's own setting.",
 )
 
 _CONTAINERS = "Container processes"
@@ -612,20 +571,10 @@ CONTAINER_PULSE_TIMEOUT = Setting(
     "A container process that sends no sign of life for this long is considered stuck, killed and "
     "restarted. Stay above the longest time that a plain handler computes.",
 )
-CONTAINER_END_TIMEOUT = Setting(
-    _CONTAINERS, "s4.container.endTimeout", "5000", kinds.milliseconds(0),
-    "How much longer than task.shutdown.ms a container process may take to end before it is "
-    "killed: the time for on_close.",
-)
 CONTAINER_RESTART_DELAY = Setting(
     _CONTAINERS, "s4.container.restartDelay", "200", kinds.milliseconds(1),
     "The pause before a container process that has crashed is restarted. Each further crash "
-    "doubles it, up to s4.container.maxRestartDelay.",
-)
-CONTAINER_MAX_RESTART_DELAY = Setting(
-    _CONTAINERS, "s4.container.maxRestartDelay", "30000", kinds.milliseconds(1),
-    "The longest pause between two starts of a container process that crashes. After a run of "
-    "twice this time the pause is short again.",
+    "doubles it, up to 150 times the pause; after a run of twice that time it is short again.",
 )
 LIFECYCLE_LISTENERS = Setting(
     _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
@@ -645,12 +594,6 @@ LOG_RETENTION_MS = Setting(
     _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
     "How long a frame is retained after it was appended. 0 retains it for ever. A stream may have "
     "its own time.",
-    belongs_to="node",
-)
-LOG_RETENTION_BYTES = Setting(
-    _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
-    "How many bytes of frames a partition retains: beyond that the oldest are deleted. 0 means no "
-    "bound. A stream may have its own size.",
     belongs_to="node",
 )
 LOG_QUOTA_BYTES = Setting(
@@ -718,12 +661,6 @@ HTTP_ADDRESS = Setting(
 
 _LOGGER = "Logging"
 
-LOGGER_MAX_RATE = Setting(
-    _LOGGER, "s4.logger_maxRate", "50", kinds.whole(1),
-    "The lines of one kind that s4node writes in a second. Others are counted, and the next line "
-    "says how many were left out. What an app logs is not counted.",
-    belongs_to="node",
-)
 LOGGER_LEVEL = Setting(
     _LOGGER, "s4.logger_level", "info", kinds.choice("debug", "info", "warning", "error"),
     "The least severe level that is logged.",

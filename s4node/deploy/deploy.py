@@ -33,6 +33,7 @@ from s4node.cluster.node.package import (
     digest_of,
     store_folder,
 )
+from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.cluster.tree.coordinations import (
     is_zookeeper,
     machine_folder,
@@ -224,7 +225,7 @@ class _Deployment:
     async def _see_through(self, info: AppInfo, nodes: int) -> Deployed:
         """Wait until the version runs that was made the cluster's in a session that was lost."""
         config = self._config
-        seconds = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
+        seconds = config[settings.TASK_SHUTDOWN_MS] + END_SECONDS
         seconds += (
             config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
         )
@@ -268,7 +269,7 @@ class _Deployment:
         tell(f"{app} {manifest.version} ({len(self._data)} bytes) to {named(nodes)}")
         config = self._config
         start = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
-        drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
+        drain = config[settings.TASK_SHUTDOWN_MS] + END_SECONDS
         app_config = await settings_of(self._registry, cluster, nodes, manifest.settings, start)
         old = before.value if before else None
         change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)

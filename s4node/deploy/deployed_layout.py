@@ -16,6 +16,7 @@ import trio
 
 from s4node.cluster.coordination.entries import AppId, AppInfo, Found
 from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.answers import changing, registry_of, tell
@@ -67,7 +68,7 @@ async def _repartition(
     info = msgspec.structs.replace(found.value, partitions=partitions)
     app = AppId(info.cluster, info.name)
     state = StateChange(app, config, found.value, info.version, None, tell)
-    ending = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
+    ending = config[settings.TASK_SHUTDOWN_MS] + END_SECONDS
     tell(f"{info.name} {info.version} drains and ends")
     async with registry.pause(app, f"repartition by process {os.getpid()}"):
         moved = await state.change_ended(registry, ending, change)

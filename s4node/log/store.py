@@ -28,7 +28,6 @@ from s4node.config.settings import (
     LOG_FOLDER,
     LOG_MAX_PARTITIONS,
     LOG_QUOTA_BYTES,
-    LOG_RETENTION_BYTES,
     LOG_RETENTION_MS,
     LOG_SYNC,
 )
@@ -82,10 +81,9 @@ class LogSettings:
         return cls(
             full_path(config[LOG_FOLDER], LOG_FOLDER.name),
             math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # not down: 0 means for ever
-            config[LOG_RETENTION_BYTES],
-            config[LOG_QUOTA_BYTES],
-            config[LOG_SYNC],
-            config[LOG_MAX_PARTITIONS],
+            quota_bytes=config[LOG_QUOTA_BYTES],
+            sync=config[LOG_SYNC],
+            max_partitions=config[LOG_MAX_PARTITIONS],
         )
 
 

@@ -144,7 +144,7 @@ class LogPartition:
     def _lost(self, offset: int, oldest: int) -> InputLost:
         return InputLost(
             f"offset {offset} of {self} was deleted, the oldest is {oldest}; start from the "
-            f"oldest, and retain more (s4.log.retention.ms, s4.log.retention.bytes)"
+            f"oldest, and retain more (s4.log.retention.ms)"
         )
 
     def __str__(self) -> str:

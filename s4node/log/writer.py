@@ -364,7 +364,7 @@ class LogWriter:
         return (
             f"the log's files take {self._w_used} bytes and would exceed s4.log.quotaBytes "
             f"({self._quota}), although nothing is retained longer than required; raise the quota, "
-            f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
+            f"or shorten s4.log.retention.ms"
         )
 
     def _housekeeping(self, delivery: Delivery, busy: bool) -> None:

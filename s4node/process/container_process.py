@@ -34,6 +34,7 @@ from s4node.app.app import AdapterApp, App
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node import package, supervisor_protocol
 from s4node.cluster.node.package import Store, packages_url
+from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.cluster.tree.coordinations import coordination_at
 from s4node.config import settings
 from s4node.config.config import Config
@@ -264,7 +265,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
         else:  # it waits for the other members, and has taken no events
             nursery.cancel_scope.cancel()
 
-    drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
+    drain = config[settings.TASK_SHUTDOWN_MS] + END_SECONDS
     async with trio.open_nursery() as nursery:
         line.attach(stop, drain)
         with _signals(stop):
@@ -333,7 +334,7 @@ async def _wait(event: trio.Event, scope: trio.CancelScope) -> None:
 
 async def _announce(line: Line, container: Container) -> None:
     await container.ready.wait()
-    tune_python(container.config)
+    tune_python()
     line.say(supervisor_protocol.Ready(container.address))
     await container.parts.ownership.settled.wait()
     line.say(supervisor_protocol.Settled())

@@ -19,7 +19,7 @@ import sys
 import structlog
 
 from s4node.config.config import Config
-from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL, LOGGER_MAX_RATE
+from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL
 from s4node.logger import StderrLogger, processors
 
 _LEVELS = {
@@ -30,7 +30,7 @@ _LEVELS = {
 }
 
 
-def configure(level: str = "info", format: str = "auto", lines: int = 50) -> None:  # noqa: A002
+def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002
     """Set up logging for this process; the arguments are the values of the logger keys.
 
     Warnings that libraries log through Python's ``logging`` go to the same stream. Raises
@@ -39,7 +39,7 @@ def configure(level: str = "info", format: str = "auto", lines: int = 50) -> Non
     config = Config.from_values({LOGGER_LEVEL.name: level, LOGGER_FORMAT.name: format})
     threshold = _LEVELS[config[LOGGER_LEVEL]]
     structlog.configure(
-        processors=processors(format, lines),
+        processors=processors(format),
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=StderrLogger,
         cache_logger_on_first_use=True,
@@ -49,8 +49,7 @@ def configure(level: str = "info", format: str = "auto", lines: int = 50) -> Non
 
 def configure_from(config: Config) -> None:
     """Set up logging as the configuration says."""
-    level, form = config[LOGGER_LEVEL], config[LOGGER_FORMAT]
-    configure(level, form, config[LOGGER_MAX_RATE])
+    configure(config[LOGGER_LEVEL], config[LOGGER_FORMAT])
 
 
 def print_whole_lines() -> None:

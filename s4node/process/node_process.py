@@ -39,7 +39,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
     with running_entry() as entry:
 
         def ready() -> None:
-            tune_python(config)
+            tune_python()
             entry.write(
                 Running(
                     pid=os.getpid(),

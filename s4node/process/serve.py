@@ -39,7 +39,7 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
     container = Container(app, config, node=node)
 
     def ready() -> None:
-        tune_python(config)
+        tune_python()
         on_ready(container)
 
     async with listed(container):

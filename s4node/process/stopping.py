@@ -23,14 +23,15 @@ from typing import Protocol
 import trio
 
 from s4node import exit_record
-from s4node.config import settings
-from s4node.config.config import Config
 
 _AT_ONCE_SECONDS = 1.0
 _SWITCH_SECONDS = 0.0005
 """Seconds for which a thread that computes, such as one that writes a commit, keeps Python's lock
 while others wait. The loop waits that long after each call to the kernel; Python's own 5 ms, at
 several calls a turn, were 20 ms for an event."""
+_GC_THRESHOLD = 100_000
+"""The net allocations after which Python collects its youngest generation: more than Python's own
+number, so that there are fewer pauses."""
 _STUCK_SECONDS = 5.0
 _UNDRAINED = (
     b"stopped at once, before everything was drained; uncommitted events are processed again if "
@@ -72,14 +73,12 @@ async def _announce(ready: trio.Event, on_ready: Callable[[], None]) -> None:
     on_ready()
 
 
-def tune_python(config: Config) -> None:
+def tune_python() -> None:
     """Make the garbage collector skip objects from before this call, and threads take turns."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-    threshold = config[settings.GC_THRESHOLD]
-    if threshold:
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(threshold, 50, 20)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 50, 20)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ class Policy(NamedTuple):
     """Seconds between checkpoints (0: none), how many, and their age in seconds (0: any age)."""
 
     interval: float
-    most: int
-    age: float
+    most: int = 3
+    age: float = 86_400.0
 
 
 class CheckpointRetention:

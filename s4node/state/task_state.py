@@ -54,6 +54,10 @@ _decode = msgspec.msgpack.Decoder().decode
 _decode_producer = msgspec.msgpack.Decoder(SavedProducer).decode
 _decode_closings = msgspec.msgpack.Decoder(Closings).decode
 _TABLE = b"table:"
+
+CHANGES_BYTES = 64 << 20
+"""A task commits early when the changes of its stores since its last commit, or what receivers have
+not committed of a stream of its, take more bytes of memory than this."""
 _NOBODY: SavedProducers = {}
 
 

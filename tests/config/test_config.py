@@ -200,7 +200,7 @@ def test_a_placeholder_must_be_filled_in(key: str, advice: str) -> None:
         ("s4.comm.timeout", "0", "is out of bounds (1 or more)"),
         ("s4.comm.timeout", "inf", "is not a number of milliseconds"),
         ("s4.comm.timeout", "nan", "is not a number of milliseconds"),
-        ("s4.step.maxMs", "0", "is out of bounds (0.1 or more)"),
+        ("s4.container.pulseTimeout", "50", "is out of bounds (100 or more)"),
         ("s4.logger_level", "INFO", "is not one of debug, info, warning, error"),
         ("s4.stream.clicks.consumers", "east,,west", "has '' in it, which is not a name"),
         ("s4.stream.clicks.consumers", "east, west, east", "names 'east' twice"),
@@ -292,7 +292,7 @@ def test_later_files_win_and_the_command_line_wins_over_files(tmp_path: Path) ->
     assert config.origin(cfg.CLUSTER_NAME) == "command line"
     assert config.origin(cfg.CLUSTER_PARTITIONS) == f"{second}:3"
     assert config.origin(cfg.HASHER) == f"{first}:3"
-    assert config.origin(cfg.GC_THRESHOLD) == "default"
+    assert config.origin(cfg.WATCHDOG_MS) == "default"
 
 
 def test_families_are_read_by_what_stands_in_the_placeholders_place() -> None:
@@ -329,7 +329,7 @@ def test_items_tell_what_was_written_what_it_means_and_who_wrote_it() -> None:
     }
     assert items["s4.comm.timeout"] == ("s4.comm.timeout", "250", 0.25, "code")
     assert items["s4.app.x"] == ("s4.app.x", "1", "1", "code")
-    assert items["s4.step.maxMs"] == ("s4.step.maxMs", "5", 0.005, "default")
+    assert items["s4.watchdog.ms"] == ("s4.watchdog.ms", "100", 0.1, "default")
 
 
 def test_a_family_member_that_nobody_set_has_no_origin() -> None:

@@ -304,12 +304,11 @@ def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
     values = {
         "s4.log.folder": str(tmp_path),
         "s4.log.retention.ms": "1500",
-        "s4.log.retention.bytes": "1000",
         "s4.log.quotaBytes": "2000",
         "s4.log.sync": "full",
     }
     assert LogSettings.from_config(Config.from_values(values)) == LogSettings(
-        tmp_path, 1500, 1000, 2000, "full"
+        tmp_path, 1500, quota_bytes=2000, sync="full"
     )
     for text, millis in [("0", 0), ("0.5", 1), ("1009", 1009), ("604800000", 604_800_000)]:
         assert (

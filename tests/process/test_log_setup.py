@@ -15,10 +15,9 @@ import structlog
 from harness import ROOT
 
 from s4node import clocks
-from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.logger import get_logger
-from s4node.process.log_setup import configure, configure_from
+from s4node.process.log_setup import configure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -276,19 +275,6 @@ def test_lines_of_one_kind_are_bounded_in_a_second(monkeypatch: pytest.MonkeyPat
     assert ours[-1]["left_out"] == 30
     assert sum(line["event"] == "another kind" for line in lines) == 1
     assert sum(line["event"] == "an app's own line" for line in lines) == 80
-
-
-def test_the_lines_of_one_kind_are_at_most_those_of_the_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(clocks, "steady", lambda: 100.0)
-
-    def say() -> None:
-        configure_from(Config.from_values({"s4.logger_maxRate": "3"}))
-        for n in range(8):
-            get_logger("s4node.net").warning("bad frame", n=n)
-
-    assert [line["n"] for line in lines_of(say)] == [0, 1, 2]
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
 @pytest.mark.long
 async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Path) -> None:
     async with flowing(tmp_path) as (it, flow):
-        arguments = [*counting(it), *KEEPING, "-p", "s4.state.checkpoints=99"]
+        arguments = [*counting(it), *KEEPING]
         async with s4_process(*arguments, cwd=tmp_path) as process:
             await committing(it)
             await until(lambda: all(len(epochs.saved_checkpoints(f)) > 1 for f in folders(it)))

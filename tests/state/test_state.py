@@ -25,7 +25,7 @@ from s4node import App, Config, Container, GenericEvent, ProcessingElement, Task
 from s4node.errors import ConfigError, GraphError, ProcessingError, StateError, TaskFenced
 from s4node.events.keys import Partitioner, crc32m
 from s4node.process.exit_status import exit_status
-from s4node.state import epochs
+from s4node.state import epochs, task_state
 from s4node.state.browse import StateReader
 from s4node.state.job import task_folder
 from s4node.state.key_value_store import KeyValueStore
@@ -550,11 +550,11 @@ async def test_a_store_goes_on_when_its_time_to_live_is_given_and_taken_away(
 
 
 async def test_a_task_commits_early_when_much_has_changed(
-    system: MemorySystem, settings: dict[str, str]
+    system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system.create("words", 1)
-    bound = {**settings, "s4.state.changesBytes": "1024"}
-    async with crashing(tallying(), bound) as container:
+    monkeypatch.setattr(task_state, "CHANGES_BYTES", 1024)
+    async with crashing(tallying(), settings) as container:
         system.put("words", 0, *words(*("x" * 100 + str(n) for n in range(100))))
         await until(lambda: container.replay.committer.commits >= 2)  # the first before any event
         assert len(stored(settings)) >= 9

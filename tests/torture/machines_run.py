@@ -213,7 +213,6 @@ class Cluster:
             "s4.state.standby": str(self._standbys),
             "s4.container.pulseTimeout": "5000",
             "s4.container.restartDelay": "100",
-            "s4.container.maxRestartDelay": "1000",
             "task.shutdown.ms": "5000",
         }
         node = s4("node", "shop", "--name", name, "--folder", machine.disk / "s4")

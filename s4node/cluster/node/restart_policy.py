@@ -21,6 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+END_SECONDS = 5.0
+"""How much longer than ``task.shutdown.ms`` a container process may take to end before it is
+killed: the time for ``on_close``."""
+
+LONGEST_PAUSE = 150
+"""The longest pause between two starts, in pauses after the first crash."""
+
 LOOK_SECONDS = 1.0
 
 

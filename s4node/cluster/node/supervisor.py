@@ -33,7 +33,15 @@ from s4node import exit_record
 from s4node.cluster.node import supervisor_protocol
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.node_status import NodeStatus
-from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
+from s4node.cluster.node.restart_policy import (
+    END_SECONDS,
+    LONGEST_PAUSE,
+    LOOK_SECONDS,
+    Action,
+    Limits,
+    Phase,
+    Restarts,
+)
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ContainerFailed, CoordinationError
@@ -62,9 +70,9 @@ def limits_of(config: Config) -> Limits:
     return Limits(
         start=config[settings.CONTAINER_START_TIMEOUT],
         pulse=config[settings.CONTAINER_PULSE_TIMEOUT],
-        drain=config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT],
+        drain=config[settings.TASK_SHUTDOWN_MS] + END_SECONDS,
         pause=config[settings.CONTAINER_RESTART_DELAY],
-        longest_pause=config[settings.CONTAINER_MAX_RESTART_DELAY],
+        longest_pause=LONGEST_PAUSE * config[settings.CONTAINER_RESTART_DELAY],
     )
 
 

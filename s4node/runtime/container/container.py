@@ -38,6 +38,7 @@ from s4node.app.app import App
 from s4node.app.plan import graph
 from s4node.app.stream import InputStream
 from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.keys import Partitioner, hasher_named
@@ -106,9 +107,7 @@ class Container:
         self.enrolment = enrolment
         self._deployed_as = deployed_as
         self._node_log = node_log
-        self._lifecycle = Lifecycle(
-            [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
-        )
+        self._lifecycle = Lifecycle([*listeners_of(config), *listeners], END_SECONDS)
         self._closing: Closing  # on_close of the app
         self._began = False  # on_start was called
         self.tasks: dict[int, Task] = {}

@@ -74,12 +74,12 @@ def _bound_drift(app: App, config: Config) -> None:
 
 def _bound_held_back(app: App, config: Config) -> None:
     """Bound what streams with ``order="time"`` hold back; raises ConfigError for other streams."""
-    most, beyond = config.matching(settings.HELD_BACK), config.matching(settings.HELD_BACK_BEYOND)
+    most = config.matching(settings.HELD_BACK)
     known = {name for stream in app.streams.values() for name in stream.in_order_of}
     problems = [
         f"s4.stream.{name}: nothing is held back on it; app {app.name!r} has these streams with "
         f"order='time': {', '.join(sorted(known)) or 'none'}"
-        for name in sorted({*most, *beyond} - known)
+        for name in sorted(most.keys() - known)
     ]
     if problems:
         raise ConfigError("\n".join(problems), tuple(problems))
@@ -88,7 +88,6 @@ def _bound_held_back(app: App, config: Config) -> None:
             cls: Any = prototype.cls
             names = element.out.in_order_of
             cls.most = min((most[name] for name in names if name in most), default=cls.most)
-            cls.passes = all(beyond.get(name) == "pass" for name in names)
 
 
 async def call(app: App, hook: Callable[[], Any]) -> None:

@@ -51,7 +51,7 @@ from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.poison import in_flight_journal
 from s4node.runtime.task.task import Task
-from s4node.state import epochs
+from s4node.state import epochs, task_state
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
@@ -114,12 +114,7 @@ class Restore:
         self._has_begun = False  # the first tasks are restored
         self._hasher = hasher_named(config[settings.HASHER])
         self.open = partial(Database, sync=config[settings.STATE_SYNC] == "full")
-        self._changes_bytes = config[settings.STATE_CHANGES_BYTES]
-        self._policy = Policy(
-            config[settings.STATE_CHECKPOINT_INTERVAL],
-            config[settings.STATE_CHECKPOINTS],
-            config[settings.STATE_CHECKPOINT_AGE],
-        )
+        self._policy = Policy(config[settings.STATE_CHECKPOINT_INTERVAL])
         self._begin_at: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
         self._unused: set[str] = set()  # PEs that were reported
         self._restoring: dict[str, RemoteTask] = {}
@@ -180,7 +175,7 @@ class Restore:
 
         # its state, and the events that it had put for others
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
-        task.attach_state(state, self._changes_bytes)
+        task.attach_state(state, task_state.CHANGES_BYTES)
         await _restore_all(task)
         self._tell_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)
@@ -313,7 +308,7 @@ class Restore:
         new.failures.isolate(self._recovery)
         new.succeed(old)
         commits.roll_back(new)
-        new.attach_state(commits.state, self._changes_bytes)
+        new.attach_state(commits.state, task_state.CHANGES_BYTES)
         new.processor.restore(sys.maxsize)  # at once: no frame may arrive until all have gone back
         self._context.exchange.roll_back(new, commits.state)
         progress = self._consumers.progress[old.partition].items()

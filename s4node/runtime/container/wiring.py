@@ -50,6 +50,9 @@ from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
 
+MAX_STEP_SECONDS = 0.005
+"""The time after which a task yields, if that comes before ``s4.step.maxEvents``."""
+
 
 class Parts:
     """The parts of a container that runs ``app``; none of them is started.
@@ -97,7 +100,7 @@ class Parts:
         self.pipeline = Pipeline(app, config, dataflow.edges(app), durable)
         self.loop = RunLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
-            max_seconds=config[settings.STEP_MAX_MS],
+            max_seconds=MAX_STEP_SECONDS,
             shell=self,
             enrolment=enrolment,
             threads=config[settings.THREAD_POOL_SIZE],

@@ -23,7 +23,6 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.key import StageKey
-from s4node.config.paths import full_path
 from s4node.logger import get_logger
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
@@ -268,10 +267,8 @@ class Pipeline:
         if self.overflow_of is not None and queue.partition is not None:
             queue.overflow = self.overflow_of(stream, queue.partition)
         else:
-            named = self._config[settings.SPILL_FOLDER]
-            folder = full_path(named, settings.SPILL_FOLDER.name) if named else None
             types = StreamTypes(stream, [kind.cls for kind in self._app.streams[stream].types])
-            file = SpillFile(stream, folder)
+            file = SpillFile(stream)
             queue.overflow = Spill(self._app.name, types, file)
             self._files.append(file)
 

@@ -1,8 +1,9 @@
 """The file of a spill: bytes that wait on disk, in order.
 
 Rules
-- The file has no name, so that it goes with its process, however the process ends. Space that was
-  read is returned to the disk in blocks.
+- The file is in the folder for temporary files, which ``TMPDIR`` sets. It has no name, so that it
+  goes with its process, however the process ends. Space that was read is returned to the disk in
+  blocks.
 - A full disk stops the app, because the events would be lost.
 """
 
@@ -22,9 +23,8 @@ _RECLAIM = 8 << 20
 class SpillFile:
     """The waiting blocks of a stream, oldest first."""
 
-    def __init__(self, stream: str, folder: Path | None) -> None:
+    def __init__(self, stream: str) -> None:
         self._stream = stream
-        self._folder = folder
         self._file: int | None = None
         self._read_at = 0
         self._write_at = 0
@@ -72,7 +72,7 @@ class SpillFile:
             self._file = None
 
     def _open(self) -> int:
-        folder = self._folder or Path(tempfile.gettempdir())
+        folder = Path(tempfile.gettempdir())
         try:
             return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600)
         except OSError:  # the file system cannot make files without a name
@@ -101,9 +101,9 @@ class SpillFile:
         self._read_at, self._write_at, self._reclaimed = 0, to, 0
 
     def _failed(self, what: str, error: Exception) -> SpillError:
-        folder = self._folder or tempfile.gettempdir()
+        folder = tempfile.gettempdir()
         reason = getattr(error, "strerror", None) or error
         return SpillError(
             f"events of stream {self._stream!r} cannot be {what} in {folder}: {reason}; "
-            f"{self.size:,} bytes wait there. Make room, or set s4.spill.folder to another disk"
+            f"{self.size:,} bytes wait there. Make room, or set TMPDIR to a folder on another disk"
         )

@@ -67,6 +67,7 @@ from s4node.runtime.outputs.sent_lives import Sent, remember, sent_before, sent_
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow
+from s4node.state import task_state
 from s4node.state.job import LIFE
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
@@ -237,7 +238,7 @@ class Exchange:
             partitions=0 if consumer else self._partitions,
             home=task.partition,
             key=self._app.streams[stream].key if consumer else None,
-            bound=self._config[settings.STATE_CHANGES_BYTES],
+            bound=task_state.CHANGES_BYTES,
             clock=now_ms,
             read=state.database.get,
             life=life,

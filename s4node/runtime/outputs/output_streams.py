@@ -38,6 +38,10 @@ from s4node.runtime.outputs.remote_sender import RemoteSender
 
 log = get_logger("s4node.runtime")
 
+MAX_FRAME_EVENTS = 2048
+"""The most events of a frame that is sent: larger ones cost less per event, and delay other streams
+for longer."""
+
 
 class Owed(NamedTuple):
     """The number of events of an output stream that a consumer has not acknowledged."""
@@ -51,7 +55,7 @@ def outbox_options(stream: Stream, config: Config) -> dict[str, Any]:
     """The options of outboxes for a stream: types, limits of frames, what is checked."""
     return {
         "types": [kind.cls for kind in stream.types],
-        "max_frame_events": config[settings.SENDER_MAX_FRAME_EVENTS],
+        "max_frame_events": MAX_FRAME_EVENTS,
         "max_frame_bytes": config[settings.SENDER_MAX_FRAME_BYTES],
         "checked": isinstance(stream, OutputStream),  # nodes read what comes on other streams
     }

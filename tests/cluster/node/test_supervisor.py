@@ -284,7 +284,7 @@ async def main(file):
         for name in ("a", "b"):
             supervisor.start(Begin("app", name, {
                 "s4.listener.address": "tcp://127.0.0.1:0", "task.shutdown.ms": "500",
-                "s4.container.endTimeout": "500", "s4.logger_level": "warning"}, target=file))
+                "s4.logger_level": "warning"}, target=file))
         for process in supervisor.processes:
             await process.wait_ready()
             print(process.pid, process.address, flush=True)

@@ -6,12 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from harness import free_port, running, until
 from several_containers import nodes
 from shared_apps import NotingApp, OnePE
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
+from s4node.runtime.outputs import output_streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,15 +188,15 @@ async def test_durable_tasks_commit_without_an_unsendable_event_and_count_it(
 
 
 async def test_events_of_a_rolled_back_task_count_once_when_they_are_put_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(output_streams, "MAX_FRAME_EVENTS", 4)  # made long before a commit
     settings = {
         "s4.stream.clicks.grade": "durable",
         "s4.stream.clicks.onError": "skip",
         "s4.state.folder": str(tmp_path),
         "s4.stream.totals.consumers": "east",
         "s4.step.maxEvents": "1",
-        "s4.sender.maxFrameEvents": "4",  # frames are made long before a commit
     }
     async with (
         running(consuming(), {"s4.cluster.name": "east"}) as last,

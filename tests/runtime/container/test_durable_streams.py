@@ -42,6 +42,7 @@ from s4node import (
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
 from s4node.events.schema import JsonText
 from s4node.offsets.task_claims import TaskClaims
+from s4node.state import task_state
 from s4node.state.task_state import TaskState
 
 
@@ -816,9 +817,10 @@ async def test_an_event_without_a_key_on_its_way_to_another_task_is_refused_alon
 
 
 async def test_a_producer_that_sends_much_for_other_tasks_waits_until_they_have_committed_it(
-    settings: dict[str, str],
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = settings | {"task.commit.ms": "20", "s4.state.changesBytes": "2000"}
+    monkeypatch.setattr(task_state, "CHANGES_BYTES", 2000)
+    small = settings | {"task.commit.ms": "20"}
     app = CountingApp()
     async with running(app, small) as container, Client(container.address) as client:
         clicks = await client.stream("clicks", key=lambda click: "all to one")
@@ -829,13 +831,13 @@ async def test_a_producer_that_sends_much_for_other_tasks_waits_until_they_have_
 
 
 async def test_an_output_that_nobody_has_ever_taken_holds_its_inputs_and_loses_nothing(
-    settings: dict[str, str],
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(task_state, "CHANGES_BYTES", 10_000)
     away = f"tcp://127.0.0.1:{free_port()}"
     settings |= {
         "s4.stream.copies.consumers": "keeper",
         "s4.cluster.keeper.address": away,
-        "s4.state.changesBytes": "10000",
         "s4.step.maxEvents": "16",
         "task.commit.ms": "10",
     }

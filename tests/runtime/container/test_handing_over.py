@@ -31,6 +31,7 @@ from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.stages.stage import Overflow
+from s4node.state import task_state
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
@@ -160,15 +161,18 @@ def passing() -> App:
 
 
 async def test_a_full_outbox_that_is_handed_over_holds_no_task(
-    system: MemorySystem, settings: dict[str, str], tmp_path: Path
+    system: MemorySystem,
+    settings: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(task_state, "CHANGES_BYTES", 2000)
     system.create("clicks", 2)
     home = Partitioner(2)
     users = {home.partition_of(user): user for user in map(str, range(100))}
     settings |= {
         "s4.stream.seen.consumers": "elsewhere",  # which nobody runs
         "s4.cluster.elsewhere.address": f"tcp://127.0.0.1:{free_port()}",
-        "s4.state.changesBytes": "2000",
         "task.commit.ms": "20",
     }
     async with two(tmp_path, passing, settings) as it:

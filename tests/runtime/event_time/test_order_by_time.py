@@ -194,16 +194,6 @@ def test_beyond_the_bound_the_app_stops_and_says_what_holds_the_events_back(on_e
         test.send("trades", *a(101, 102, 103, 104))
 
 
-def test_beyond_the_bound_events_may_be_handed_on_at_once() -> None:
-    settings = {"s4.stream.trades.heldBack": "3", "s4.stream.trades.heldBackBeyond": "pass"}
-    with AppTest(Ordered, settings=settings) as test:
-        test.send("trades", *a(103, 102, 101, 104))
-        assert times(test) == [104]
-        assert test.late("trades-in-order") == 1
-        test.send("trades", *a(115))
-        assert times(test)[-3:] == [101, 102, 103]
-
-
 def test_the_bound_of_a_stream_without_order_is_a_mistake() -> None:
     with (
         pytest.raises(ConfigError, match=r"s4\.stream\.quotes: nothing is held back.*trades"),
