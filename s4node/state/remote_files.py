@@ -308,7 +308,7 @@ def _kind_and_fix(error: Exception) -> tuple[type[StateError], str]:
     number, text = getattr(error, "errno", None), str(error).lower()
     if number in _FULL or any(words in text for words in _FULL_WORDS):
         return StateUnreachable, (
-            "the place is full: free some space or raise its quota; then commits go on by "
+            "the place is full: free some space or raise its quota; then starts and commits go on by "
             "themselves, and a command has to be repeated"
         )
     if number in _FORBIDDEN or isinstance(error, PermissionError):
@@ -318,5 +318,7 @@ def _kind_and_fix(error: Exception) -> tuple[type[StateError], str]:
         )
     if isinstance(error, FileNotFoundError):
         return StateError, "create the bucket or folder of s4.state.url, or correct the URL"
-    fix = "check that this node can reach s4.state.url, and commits go on by themselves"
-    return StateUnreachable, fix
+    return StateUnreachable, (
+        "check that this node can reach s4.state.url; then starts and commits go on by themselves, "
+        "and a command has to be repeated"
+    )
