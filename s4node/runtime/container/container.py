@@ -18,7 +18,7 @@ Rules
   start and of the end: see ``lifecycle``.
 - Stop, in this order: stop the app's sources, accept and read nothing further, process what was
   admitted, send what was emitted, commit, leave the cluster, on_close, close. One deadline is for
-  all of it. What has ended by then is committed, but nothing of a task whose handler is under way.
+  all of it. What has ended by then is committed, but nothing of a task whose handler is running.
   If events are left that are stored nowhere, the container ends with a failure.
 - Only this room knows both the app and the sockets; ``wiring`` makes and connects the parts.
 """
@@ -375,7 +375,7 @@ class Container:
                 await self._commit_ended(self.replay, list(self.tasks.values()))
 
     async def _commit_ended(self, replay: DurableParts, tasks: Sequence[Task]) -> None:
-        """Begin nothing more, and commit each task of which no handler is under way."""
+        """Begin nothing more, and commit each task of which no handler is running."""
         for task in tasks:
             task.retire()
             task.interrupt()

@@ -229,7 +229,7 @@ class TimedCalls:
     ) -> Iterator[Call]:
         """The calls of ``on_timer`` of one PE, also on instances that are not in memory.
 
-        ``loaded``: the next event of the slice that is under way is of the same key.
+        ``loaded``: the next event of the running slice is of the same key.
         """
         instances = self._instances[name]
         on_timer, timers = instances.prototype.on_timer, instances.timers
