@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import trio
 
@@ -16,6 +17,7 @@ from s4node.cli.arguments import cluster_option, folder_option, setting_options,
 from s4node.cli.arguments import utf8 as text
 from s4node.cli.output import tell
 from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.more_sessions import in_sessions
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
@@ -49,23 +51,26 @@ def drain(node: str, config: Config, *, timeout: float) -> int:
 async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
     """The partitions by app that the node has left."""
     cluster = config[settings.CLUSTER_NAME]
-    async with registry_of(config, f"drain {node}") as registry:
+    until = trio.current_time() + timeout
+
+    async def work(registry: Registry) -> dict[str, int]:
         nodes = await living_nodes(registry, config)
         if node not in nodes:
             known = ", ".join(sorted(nodes))
             raise ConfigError(f"cluster {cluster!r} has no node {node!r}; its nodes: {known}")
         for app in await registry.apps(cluster):
             await registry.add_drained(AppId(cluster, app), node)
-        left: dict[str, int] = {}
         path = Registry.path_of_apps(cluster)
-        with trio.move_on_after(timeout):
-            while True:
-                seen = await registry.session.change(path)
+        seen = await registry.session.change(path)
+        left = await _left(registry, cluster, node)
+        with trio.move_on_at(until):
+            while left:
+                seen = await registry.session.wait_change(path, seen)
                 left = await _left(registry, cluster, node)
-                if not left:
-                    break
-                await registry.session.wait_change(path, seen)
         return left
+
+    what = f"drain {node}"
+    return await in_sessions(partial(registry_of, config, what), work, what, tell)
 
 
 async def _left(registry: Registry, cluster: str, node: str) -> dict[str, int]:

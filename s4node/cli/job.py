@@ -13,8 +13,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +38,7 @@ from s4node.cli.output import tell
 from s4node.cli.running_apps import config_of, coordinations_of, runs_here
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.job_presence import JobPresence
+from s4node.cluster.coordination.more_sessions import in_sessions
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.cluster.tree.coordinations import coordination_at, is_zookeeper, place_of
@@ -194,7 +204,8 @@ class Job:
             places.add(place)
         app = AppId(self.config[settings.CLUSTER_NAME], self.name)
 
-        async def run() -> R:
+        @asynccontextmanager
+        async def gates() -> AsyncIterator[str]:
             known = ""
             async with AsyncExitStack() as held:
                 for each in sorted(places):
@@ -205,9 +216,12 @@ class Job:
                     state = await held.enter_async_context(presence.stopped())
                     if each == place:
                         known = state
-                return await threads.run_sync(work, known)
+                yield known
 
-        return trio.run(run)
+        def work_of(known: str) -> Awaitable[R]:
+            return threads.run_sync(work, known)
+
+        return trio.run(in_sessions, gates, work_of, f"command for {self.name!r}", tell)
 
     @cached_property
     def _startpoints(self) -> StartpointStore:

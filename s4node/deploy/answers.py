@@ -20,6 +20,7 @@ from typing import TypeVar
 import trio
 
 from s4node.cluster.coordination.entries import NodeInfo
+from s4node.cluster.coordination.more_sessions import in_sessions
 from s4node.cluster.coordination.node_requests import Requested, requesting
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import deploy_protocol as protocol
@@ -34,14 +35,11 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import is_folder
 from s4node.deploy.cluster_snapshot import no_node
-from s4node.errors import ConfigError, DeployFailed, EntryExists, SessionLost
+from s4node.errors import ConfigError, DeployFailed, EntryExists
 
 R = TypeVar("R")
 
 LOCK = "deploying"
-_MORE_SESSIONS = 4
-"""The sessions that a command may open when it has lost one."""
-
 _LOOK_SECONDS = 0.1
 _FIX = "fix its permissions, or name the nodes' folder with --folder"
 _PATIENCE_SECONDS = 3.0
@@ -179,18 +177,13 @@ async def changing(
     """
     cluster = config[settings.CLUSTER_NAME]
     await wait_folder(config)
-    for left in range(_MORE_SESSIONS, -1, -1):
-        try:
-            async with registry_of(config, who) as registry, _deploying(registry, cluster, what):
-                return await work(registry)
-        except SessionLost as lost:
-            if not left:
-                raise DeployFailed(
-                    f"{lost}, for the {_MORE_SESSIONS + 1}th time, so the {what} may be left "
-                    f"undone; see s4 status, and run the command again"
-                ) from lost
-            tell(f"{lost}; the {what} goes on in another one")
-    raise AssertionError
+
+    @asynccontextmanager
+    async def locked() -> AsyncIterator[Registry]:
+        async with registry_of(config, who) as registry, _deploying(registry, cluster, what):
+            yield registry
+
+    return await in_sessions(locked, work, what, tell)
 
 
 @asynccontextmanager

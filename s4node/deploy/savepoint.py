@@ -13,20 +13,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import trio
 
 from s4node import threads
+from s4node.cluster.coordination.more_sessions import in_sessions
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import CheckpointError, EntryExists, StateError, StoreCorrupt
+from s4node.deploy.answers import tell
+from s4node.errors import CheckpointError, EntryExists, SessionLost, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
@@ -72,8 +75,11 @@ class SavepointOf:
         place = self.place
         state = await threads.run_sync(identity_of, self.folder, self.depot)
         coordination = StateCoordination(self.folder, self.config)
-        failed, each = "", 0
-        async with coordination.registry(f"s4 savepoint take {self.app}") as registry:
+        each = 0
+
+        async def work(registry: Registry) -> Manifest:
+            nonlocal each
+            failed = ""
             for _ in range(_TRIES):
                 each = max(each + 1, await threads.run_sync(place.prepare, name, self.app))
                 try:
@@ -96,9 +102,13 @@ class SavepointOf:
                     failed = str(error)
                 finally:
                     with trio.CancelScope(shield=True):
-                        await registry.job.withdraw_savepoint(state)
+                        with suppress(SessionLost):
+                            await registry.job.withdraw_savepoint(state)
                         await threads.run_sync(place.discard, each)
-        raise CheckpointError(f"no savepoint of {self.app!r} was taken: {failed}")
+            raise CheckpointError(f"no savepoint of {self.app!r} was taken: {failed}")
+
+        opened = partial(coordination.registry, f"s4 savepoint take {self.app}")
+        return await in_sessions(opened, work, f"savepoint of {self.app!r}", tell)
 
     async def _startpoints(self, state: str) -> Requests:
         store = StartpointStore(self.folder, self.config)

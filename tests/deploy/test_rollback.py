@@ -7,17 +7,26 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import run_s4, s4_process, until
+from harness import run_s4, s4_process, until, until_told
+from lost_sessions import end_sessions
 from test_deploy import apps, click, containers, deploy, node, printed, s4_of, write_app
 
 from s4node import Config
-from s4node.cluster.coordination.entries import AppId
-from s4node.deploy.answers import LOCK, registry_of
+from s4node.cluster.coordination.entries import STOPPING, AppId
+from s4node.deploy.answers import registry_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DURABLE = ("-p", "s4.stream.clicks.grade=durable")
 BACK = ("--outputs", "again", "--accept-loss")
+
+# an app whose end waits for a file
+SLOW_END = """\
+    async def on_close(self):
+        import pathlib, trio
+        while not pathlib.Path("FILE").exists():
+            await trio.sleep(0.01)
+"""
 
 
 @pytest.mark.short
@@ -57,23 +66,57 @@ async def test_a_rollback_whose_session_is_lost_goes_on_in_another_one(
         await click(one.address, "ann", "ann")
         await deploy(folder, other(folder, "v2"), *DURABLE, "--version", "v2")
         await click(one.address, "ann")
-        where = ("--cluster", "shop", "--folder", str(folder / "shared"))
-        command = ("rollback", "counter", *BACK, *where)
-        async with (
-            registry_of(of_nodes(folder), "test") as registry,
-            s4_process(*command, cwd=folder, ready=False) as back,
-        ):
+        command = ("rollback", "counter", *BACK)
+        async with s4_process(*command, *where(folder), cwd=folder, ready=False) as back:
             await until(lambda: at in back.errors)
-            lock = await registry.session.get(f"/locks/shop/{LOCK}")
-            assert lock is not None
-            (folder / "shared" / "sessions" / lock.session).unlink()
-            async with registry_of(of_nodes(folder), "whose start ends dead sessions"):
-                pass
+            assert end_sessions(folder / "shared", "rollback counter") == 1
             assert await back.wait() == 0, back.errors
         assert "the rollback of 'counter' goes on in another one" in back.errors
         await click(one.address, "ann")
         await until(lambda: len(printed(one)) == 4)
         assert printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3", "v2 ann 3.5"]
+
+
+@pytest.mark.parametrize("at", ["loaded and checked on", "drains and ends"])
+async def test_a_deployment_whose_session_is_lost_goes_on_in_another_one(
+    folder: Path, at: str
+) -> None:
+    ends = folder / "ends"
+    before = write_app(folder, "counter", "v1", more=SLOW_END.replace("FILE", str(ends)))
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        await deploy(folder, before, *DURABLE, "--version", "v1")
+        await click(one.address, "ann", "ann")
+        command = ("deploy", write_app(folder, "counter", "v2"), *DURABLE, "--version", "v2")
+        async with s4_process(*command, *where(folder), cwd=folder, ready=False) as deployment:
+            await until(lambda: at in deployment.errors)
+            assert end_sessions(folder / "shared", "deploy counter") == 1
+            ends.touch()
+            assert await deployment.wait() == 0, deployment.errors
+        assert "goes on in another one" in deployment.errors
+        await click(one.address, "ann")
+        await until(lambda: len(printed(one)) == 3)
+        assert printed(one) == ["v1 ann 1", "v1 ann 2", "v2 ann 3"]
+
+
+async def test_a_removal_whose_session_is_lost_goes_on_in_another_one(folder: Path) -> None:
+    ends = folder / "ends"
+    app = write_app(folder, "counter", "v1", more=SLOW_END.replace("FILE", str(ends)))
+    async with node(folder, "one"):
+        await deploy(folder, app)
+        command = ("undeploy", "counter")
+        async with (
+            registry_of(of_nodes(folder), "test") as registry,
+            s4_process(*command, *where(folder), cwd=folder, ready=False) as removal,
+        ):
+            await until_told(
+                lambda: registry.app("shop", "counter"),
+                lambda found: found is not None and found.value.state == STOPPING,
+            )
+            assert end_sessions(folder / "shared", "undeploy counter") == 1
+            await until(lambda: "the removal of 'counter' goes on in another" in removal.errors)
+            ends.touch()
+            assert await removal.wait() == 0, removal.errors
+        assert await apps(folder) == []
 
 
 async def test_an_app_is_deployed_from_a_savepoint_and_one_that_it_cannot_read_is_refused(
@@ -246,3 +289,8 @@ def of_nodes(folder: Path) -> Config:
     return Config.from_values(
         {"s4.cluster.name": "shop", "s4.coordination.folder": str(folder / "shared")}
     )
+
+
+def where(folder: Path) -> tuple[str, ...]:
+    """The options that say to a command where the nodes are."""
+    return "--cluster", "shop", "--folder", str(folder / "shared")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, node_process, s4_process, until, until_told
+from lost_sessions import end_sessions
 
 from s4node import Client, Event
 from s4node.events.keys import crc32m
@@ -505,6 +506,22 @@ async def test_a_command_that_is_interrupted_leaves_no_savepoint_and_the_next_is
             await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 300, 400)
             await it.until_total(400)
+        assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]
+
+
+async def test_a_savepoint_whose_session_is_lost_is_taken_in_another_one(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 300)
+            counter.process.send_signal(signal.SIGSTOP)  # so that no cut is made
+            words = ("savepoint", "counter", "--name", "one", *it.place)
+            async with s4_process(*words, cwd=it.folder, ready=False) as command:
+                name = "s4 savepoint counter"
+                await until(lambda: end_sessions(it.job / "coordination", name) == 1)
+                counter.process.send_signal(signal.SIGCONT)
+                assert await command.wait() == 0, command.errors
+            assert "the savepoint of 'counter' goes on in another one" in command.errors
+        await it.s4("savepoints", "show", "counter", "one")  # which checks its files
         assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]
 
 
