@@ -308,8 +308,8 @@ def _kind_and_fix(error: Exception) -> tuple[type[StateError], str]:
     number, text = getattr(error, "errno", None), str(error).lower()
     if number in _FULL or any(words in text for words in _FULL_WORDS):
         return StateUnreachable, (
-            "the place is full: free some space or raise its quota; then starts and commits go on by "
-            "themselves, and a command has to be repeated"
+            "the place is full: free some space or raise its quota; then starts and commits go on "
+            "by themselves, and a command has to be repeated"
         )
     if number in _FORBIDDEN or isinstance(error, PermissionError):
         return StateError, (
