@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import Rest, RunLoop
+from s4node.runtime.outputs.channels import parts_of
 from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members
@@ -290,6 +291,7 @@ class Parts:
         if self.outputs.senders:
             dues.append(self.outputs.pump(now))
         self._room()
+        dues.append(self.pipeline.full_outputs.look(now, self._full_for))
         dues.append(self.inputs.tick(now))
         if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()
@@ -302,6 +304,12 @@ class Parts:
         if self.pipeline.full and self.pipeline.check_full():
             for task in self._tasks.values():
                 self.loop.wake(task)
+
+    def _full_for(self, stream: str, place: Hashable) -> Sequence[str]:
+        """The consumers that give an output stream no room at a place."""
+        if isinstance(place, tuple):  # a task's channel
+            return [parts_of(place[1])[1]]
+        return self.outputs.senders[stream].full_for
 
     def _heard(self) -> None:
         """Handle news of consumers, members and receivers."""

@@ -26,6 +26,7 @@ from s4node.config.key import StageKey
 from s4node.logger import get_logger
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
+from s4node.runtime.loop.full_outputs import FullOutputs
 from s4node.runtime.loop.spill_file import SpillFile
 from s4node.stages.backpressure import Edges, Order
 from s4node.stages.executors import (
@@ -81,6 +82,9 @@ class Pipeline:
         self._app = app
         self._config = config
         self.full: dict[tuple[str, Hashable], Holder] = {}  # the stages that make tasks wait
+        self.full_outputs = FullOutputs(
+            [name for name, each in app.streams.items() if isinstance(each, OutputStream)]
+        )
         self._queues: dict[str, list[Stage]] = {}  # that may need a spill later
         self._files: list[SpillFile] = []  # of the spills
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # for stages of tasks
@@ -195,6 +199,7 @@ class Pipeline:
         if self.full.get((stream, place)) is not holder:
             self.full[stream, place] = holder  # an earlier stage may have had the place
             self.order.filled(stream, place)
+            self.full_outputs.filled(stream, place)
 
     def check_full(self) -> bool:
         """Check the stages that were full; return True if a held stream may go on."""
@@ -203,6 +208,7 @@ class Pipeline:
             if not holder.holds:
                 del self.full[stream, place]
                 freed |= self.order.emptied(stream, place)
+                self.full_outputs.emptied(stream, place)
         return freed
 
     def unwatch(self, stream: str, place: Hashable) -> None:

@@ -174,6 +174,11 @@ class RemoteSender:
     holds = full
 
     @property
+    def full_for(self) -> list[str]:
+        """The consumers whose stages are full."""
+        return [name for name, (_, _, outbox) in self._consumers.items() if outbox.holds]
+
+    @property
     def pressure(self) -> float:
         """How full the stage of the slowest cluster is; ``send`` waits from 1 on."""
         return max((outbox.pressure for _, _, outbox in self._consumers.values()), default=0.0)

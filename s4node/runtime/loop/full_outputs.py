@@ -1,0 +1,76 @@
+"""Output streams that have no room for long: the log names them, and says when they have some.
+
+Rules
+- Apps whose events come back to them wait for each other for ever when all stages on the way are
+  full. If they know each other by address only, nobody sees the cycle; each sees its full output.
+- A stream is logged once for all of its places, until all that were full for long have room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable
+
+import trio
+
+from s4node.logger import get_logger
+
+log = get_logger("s4node.runtime")
+
+SECONDS = 10.0
+"""How long an output stream has no room before that is logged."""
+
+
+class FullOutputs:
+    """Those of ``streams`` that have no room. ``look`` is called between turns."""
+
+    def __init__(self, streams: Collection[str]) -> None:
+        self._streams = frozenset(streams)
+        self._since: dict[tuple[str, Hashable], float] = {}
+        self._told: dict[str, set[Hashable]] = {}
+        self._due = math.inf
+
+    def filled(self, stream: str, place: Hashable) -> None:
+        """Note that a stream has no room at this place."""
+        if stream in self._streams:
+            self._since[stream, place] = now = trio.current_time()
+            self._due = min(self._due, now + SECONDS)
+
+    def emptied(self, stream: str, place: Hashable) -> None:
+        """Note that it has room again, or that the place is gone."""
+        since = self._since.pop((stream, place), math.inf)
+        if not self._since:
+            self._due = math.inf
+        told = self._told.get(stream, set())
+        if place in told:
+            told.remove(place)
+            if not told:
+                del self._told[stream]
+                seconds = round(trio.current_time() - since, 1)
+                log.info("an output stream has room again", stream=stream, seconds=seconds)
+
+    def look(
+        self, now: float, consumers: Callable[[str, Hashable], Collection[str]]
+    ) -> float | None:
+        """Log what has had no room for long; return when to call again. ``consumers`` are those
+        that give a stream at a place no room."""
+        if now >= self._due:
+            self._due = math.inf
+            for (stream, place), since in self._since.items():
+                if place in self._told.get(stream, ()):
+                    continue
+                if now < since + SECONDS:
+                    self._due = min(self._due, since + SECONDS)
+                    continue
+                if stream not in self._told:
+                    log.warning(
+                        "an output stream is full, and its consumer takes nothing",
+                        stream=stream,
+                        consumers=sorted(consumers(stream, place)),
+                        seconds=SECONDS,
+                        fix="see whether the consumer runs, and what it waits for; if its events "
+                        "lead back to this app, both wait for each other: have one of the stages "
+                        "on the way shed, or put a stream of a log between",
+                    )
+                self._told.setdefault(stream, set()).add(place)
+        return None if self._due == math.inf else self._due
