@@ -7,18 +7,14 @@ and s3fs.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conformance.append import History, RealStore
+from s3_servers import find_servers_at, s3_server
 
 from s4node.errors import StateError
 from s4node.state.remote_job import RemoteJob
@@ -84,53 +80,9 @@ def bytes_of_a_refused_request(server: socket.socket) -> int:
     return sent
 
 
-def find_servers_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process find the S3 server at this port."""
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "user"),
-        ("AWS_SECRET_ACCESS_KEY", "password"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
-    ):
-        monkeypatch.setenv(name, value)
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
-
-
 @pytest.fixture(params=["moto", "versitygw"])
 def url(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    if importlib.util.find_spec("s3fs") is None:
-        pytest.skip("s3fs is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    if request.param == "moto":
-        if importlib.util.find_spec("moto") is None:
-            pytest.skip("moto is not installed")
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    else:
-        program = shutil.which("versitygw")
-        if program is None:
-            pytest.skip("versitygw is not in the path")
-        (tmp_path / "objects").mkdir()
-        command = [program, "--access", "user", "--secret", "password", "--port"]
-        command += [f"127.0.0.1:{port}", "posix", str(tmp_path / "objects")]
-    find_servers_at(port, monkeypatch)
-    import s3fs
-
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    break
-                except ConnectionRefusedError:
-                    assert server.poll() is None
-                    assert time.monotonic() < deadline
-            s3fs.S3FileSystem().mkdir("bucket")
-            yield "s3://bucket/state"
-        finally:
-            server.kill()
+    with s3_server(request.param, tmp_path, monkeypatch):
+        yield "s3://bucket/state"
