@@ -131,20 +131,21 @@ class Membership:
         has ended: others may then own what was ``mine``. A cancelled run leaves the member joined,
         for as long as its session lives.
         """
-        await self.registry.join_member(self.app, self._info)
-        self._gather_until = trio.current_time() + self._gather_timeout
-        if self._left:  # while it was joining
-            await self.leave()
-            return
-        await self._check_partitions()
+        joined = False
         with trio.CancelScope() as self._running:
-            if not self._left:
+            await self.registry.start_member(self.app, self._info)
+            if joined := not self._left:
+                self._gather_until = trio.current_time() + self._gather_timeout
+                await self._check_partitions()
                 await follow(
                     partial(self._step, on_view),
                     lambda why: log.warning(
                         "cannot follow the assignment", app=str(self.app), error=why
                     ),
                 )
+        if not joined:  # it left while it was joining
+            await self.leave()
+            return
         self._report(await self.registry.group(self.app), on_view, frozenset())
 
     async def leave(self) -> None:

@@ -26,6 +26,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -55,7 +56,7 @@ from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     from s4node.cluster.tree.contract import Session
 
@@ -69,7 +70,7 @@ NAME_PATIENCE_SECONDS = 1.0
 """How long a new node or member waits for one of the same name, which may be about to end."""
 
 _START_SECONDS = 5.0
-"""How much longer than a session's timeout a node waits for its name at its start."""
+"""How much longer than a session's timeout a node or member that starts waits for its name."""
 
 
 class Registry:
@@ -111,18 +112,23 @@ class Registry:
         )
 
     async def start_node(self, cluster: str, node: NodeInfo) -> None:
-        """Add a node that starts, as :meth:`join_node` does, but wait for longer than a session's
-        timeout: if a process of this node was killed, its session lives on for so long."""
+        """Add a node that starts, if only its credentials can use the tree: it runs what is there.
+        Waits for its name as :meth:`start_member` does."""
+        await self.session.check_closed()
+        await self._start("node", partial(self.join_node, cluster, node))
+
+    async def _start(self, what: str, join: Callable[..., Awaitable[None]]) -> None:
         try:
-            await self.join_node(cluster, node)
+            await join()
         except NameTaken as taken:
             seconds = self.session.timeout + _START_SECONDS
             log.warning(
-                "waits for a session with this node's name to end, as that of a killed node does",
+                f"waits for a session with this {what}'s name to end, as that of a killed {what} "
+                f"does",
                 seconds=seconds,
                 reason=str(taken),
             )
-            await self.join_node(cluster, node, patience=seconds)
+            await join(patience=seconds)
 
     async def rejoin_node(self, cluster: str, node: NodeInfo) -> None:
         """Add a node that has lost a session, as :meth:`join_node` does, but wait for that session:
@@ -240,6 +246,12 @@ class Registry:
 
         path = below(path_of_app(app) + "/members", member.name)
         await self.entries.claim(path, member, taken, patience)
+
+    async def start_member(self, app: AppId, member: MemberInfo) -> None:
+        """Add a container that starts, as :meth:`join_member` does, but wait for longer than a
+        session's timeout: if a process of this name was killed, its session lives on for so long.
+        """
+        await self._start("container", partial(self.join_member, app, member))
 
     async def leave_member(self, app: AppId, member: str) -> None:
         """Remove a member that this session has added; may be called twice."""

@@ -126,6 +126,10 @@ class Session(Protocol):
         To miss nothing, call ``change`` first, then read, then wait with that number.
         """
 
+    async def check_closed(self) -> None:
+        """Raise LastingTreeError if programs without our credentials can use an entry; reads all
+        entries. Without credentials all may use them."""
+
 
 class Coordination(Protocol):
     """Opens sessions."""

@@ -193,6 +193,10 @@ class FolderSession:
                 return number
             await changed.wait()
 
+    async def check_closed(self) -> None:
+        """Do nothing: others are kept from the whole folder, or it is not opened."""
+        await trio.lowlevel.checkpoint()
+
     # --- inside ----------------------------------------------------------------------------------
 
     async def _call(self, step: Callable[[], T], *, write: bool = False) -> T:

@@ -6,10 +6,11 @@ import random
 import resource
 import signal
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -556,11 +557,50 @@ async def test_an_assignment_for_another_number_of_partitions_is_not_told(tmp_pa
             assert b.view.epochs == (2, 2)
 
 
+async def test_a_member_waits_at_its_start_for_the_session_of_a_killed_one_and_says_so(
+    tmp_path: Path,
+) -> None:
+    ends = trio.Event()
+
+    async def hold_name(task_status: trio.TaskStatus[None]) -> None:
+        async with seat(tmp_path, "a") as killed:
+            await owners([killed], "aaaa")
+            task_status.started()
+            await ends.wait()
+
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(hold_name)
+            async with seat(tmp_path, "a") as a:
+                await until(lambda: told_to_wait(logs))
+                assert a.mine == []
+                ends.set()
+                await owners([a], "aaaa")
+
+
+async def test_a_member_that_leaves_while_it_waits_for_its_name_ends_at_once(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "a") as a, FolderCoordination(tmp_path).session("b") as session:
+        await owners([a], "aaaa")
+        second = Membership(
+            session, cluster="east", app="count", member="a", address="tcp://b", partitions=4
+        )
+        with capture_logs() as logs, trio.fail_after(10):  # less than it would wait
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(second.run, lambda _: None)
+                await until(lambda: told_to_wait(logs))
+                await second.leave()
+        assert a.owners == "aaaa"
+
+
+@pytest.mark.slow
+@pytest.mark.long
 async def test_a_second_member_of_the_name_is_refused(tmp_path: Path) -> None:
-    async with seat(tmp_path, "a") as a:
+    async with seat(tmp_path, "a", timeout=1.0) as a:
         await owners([a], "aaaa")
         with pytest.raises(NameTaken, match="already has a container 'a'"):
-            async with seat(tmp_path, "a"):
+            async with seat(tmp_path, "a", timeout=1.0):
                 await trio.sleep_forever()
         assert a.owners == "aaaa"
 
@@ -680,6 +720,11 @@ async def test_members_that_die_at_random_never_own_a_partition_in_one_epoch_tog
 
 LONG = 600.0
 """Seconds that no test lives to see: what waits for them does not happen."""
+
+
+def told_to_wait(logs: Sequence[MutableMapping[str, Any]]) -> bool:
+    """Return True if a member has said that it waits for its name."""
+    return any(log["event"].startswith("waits for a session with this cont") for log in logs)
 
 
 class Seat:

@@ -27,6 +27,10 @@ from zookeeper_server import (
     zookeeper_server,
 )
 
+from s4node.cluster.coordination.entries import NodeInfo
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.node.package import python_here
+from s4node.cluster.tree.contract import LastingTreeError
 from s4node.cluster.tree.zookeeper import (
     ZooKeeperCoordination,
     ZooKeeperSession,
@@ -155,6 +159,13 @@ async def test_with_credentials_a_root_of_others_is_closed_if_it_is_empty_and_re
         other.set_acls(f"/{root}/used", CREATOR_ALL_ACL)
         text = await refusal(at(f"{url}/used", credentials=credentials))
         assert f"can use the entry /{root}/used/clusters of" in text
+        other.set_acls(f"/{root}/used/clusters", CREATOR_ALL_ACL)
+        node = NodeInfo("one", "here", 815, python_here())
+        async with at(f"{url}/used", credentials=credentials).session("one") as session:
+            with pytest.raises(LastingTreeError, match=f"entry /{root}/used/clusters/shop of"):
+                await Registry(session).start_node("shop", node)
+            other.set_acls(f"/{root}/used/clusters/shop", CREATOR_ALL_ACL)
+            await Registry(session).start_node("shop", node)
     finally:
         await trio.to_thread.run_sync(other.stop)
         other.close()
