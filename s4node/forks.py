@@ -4,7 +4,8 @@ Rules
 - A forked child has everything open that its parent has. It would keep the port, the connections of
   peers and the locks when its parent has died, so it closes them right after the fork.
 - The child unlocks nothing: it shares its parent's locks, and would release them for both.
-- Plain connections that this process has dialled are nng's, which tells no numbers: they stay open.
+- Plain connections that this process has dialled are nng's, which tells no numbers: they are found
+  by their addresses, where there is /proc.
 - In the child the closed numbers lead to /dev/null, so what closes one of them later closes nothing
   of the app's.
 """
@@ -12,9 +13,12 @@ Rules
 from __future__ import annotations
 
 import os
+import socket
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 
@@ -24,6 +28,9 @@ class _HasNumber(Protocol):
 
 F = TypeVar("F", bound=_HasNumber)
 _ours: WeakSet[_HasNumber] = WeakSet()
+
+connections_closed_in_forks: set[tuple[str, str]] = set()
+"""Connections without a known number, each as its own address and that of its peer."""
 
 
 def closed_in_forks(file: F) -> F:
@@ -65,7 +72,34 @@ def _close_in_child() -> None:
         with suppress(OSError):
             if (number := file.fileno()) >= 0:
                 os.dup2(nowhere, number, inheritable=False)
+    if connections_closed_in_forks:
+        for number, ends in _connections():
+            if ends in connections_closed_in_forks:
+                os.dup2(nowhere, number, inheritable=False)
     os.close(nowhere)
+
+
+def _connections() -> Iterator[tuple[int, tuple[str, str]]]:
+    """The connected sockets of this process, with both addresses."""
+    with suppress(OSError):
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            number = int(entry.name)
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    found = socket.socket(fileno=number)
+                    try:
+                        ends = _text(found.getsockname()), _text(found.getpeername())
+                    finally:
+                        found.detach()
+                    yield number, ends
+
+
+def _text(address: Any) -> str:
+    """An address of TCP as nng writes it; anything else is no address of nng's."""
+    if not isinstance(address, tuple):
+        return ""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 os.register_at_fork(after_in_child=_close_in_child)

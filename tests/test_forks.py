@@ -5,13 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from harness import DEADLINE, environment
 
 from s4node.forks import LockFile, closed_in_forks
+from s4node.net.transport.sp_messages import HANDSHAKE
 
 
 def test_a_lock_outlives_a_child_and_no_child_outlives_with_a_lock(tmp_path: Path) -> None:
@@ -37,6 +41,27 @@ def test_a_port_is_free_and_peers_hear_of_the_end_while_a_child_lives() -> None:
         socket.create_server(("127.0.0.1", port)).close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_peer_that_was_dialled_hears_of_a_death_while_a_child_lives(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port, named = server.getsockname()[1], f"[{host}]" if ":" in host else host
+        command = [sys.executable, "-c", DIALS_AND_FORKS, f"tcp://{named}:{port}"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+        ) as parent:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            far = server.accept()[0]
+            with far, parent.stdin:
+                far.send(HANDSHAKE)
+                assert parent.stdout.readline() == b"forked\n"
+                parent.kill()
+                far.settimeout(DEADLINE)
+                assert far.recv(100) == HANDSHAKE
+                assert far.recv(100) == b""
+
+
 def test_what_the_app_has_open_stays_open_in_a_child() -> None:
     with open(os.devnull) as file:  # noqa: PTH123
         closed_in_forks(file)
@@ -48,6 +73,23 @@ def test_what_the_app_has_open_stays_open_in_a_child() -> None:
 
 
 # -- set-up ---------------------------------------------------------------------------------------
+
+DIALS_AND_FORKS = """
+import os, sys, trio
+from s4node.net.transport.pair_socket import PairSocket
+
+async def main():
+    connected = trio.Event()
+    near = PairSocket.dialing(sys.argv[1], 1024, lambda _: connected.set())
+    await connected.wait()
+    if os.fork() == 0:
+        os.read(0, 1)
+        os._exit(0)
+    print("forked", flush=True)
+    await trio.sleep_forever()
+
+trio.run(main)
+"""
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import trio
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, described, leaves
+from s4node.forks import closed_in_forks
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials, is_tls, missing
 from s4node.net.ingress.peer_rights import unwelcome
@@ -95,6 +96,8 @@ class HttpServer:
                 f"cannot listen on s4.http.address = {self.address}: {error.strerror or error}; "
                 f"choose another one"
             ) from error
+        for each in self._listeners:
+            closed_in_forks(each.socket)
         actual = self._listeners[0].socket.getsockname()[1]
         self.address = f"{self.address.rpartition(':')[0]}:{actual}"
 
@@ -113,6 +116,7 @@ class HttpServer:
             del self._waiting[oldest]
         self._open += 1
         try:
+            closed_in_forks(stream.socket)
             await self._serve(stream)
         except* _ENDED:
             pass

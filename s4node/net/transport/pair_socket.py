@@ -24,6 +24,7 @@ import trio
 
 from s4node import threads
 from s4node.errors import ConfigError, S4Error, StageBroken
+from s4node.forks import connections_closed_in_forks
 from s4node.net.certificates.credentials import SCHEME
 from s4node.net.transport import fork_guard
 
@@ -79,8 +80,9 @@ class PairSocket:
         )
         self._on_change = on_change
         self._token = trio.lowlevel.current_trio_token()
-        self._socket.add_post_pipe_connect_cb(lambda pipe: self._hop(pipe.id, True))
-        self._socket.add_post_pipe_remove_cb(lambda pipe: self._hop(pipe.id, False))
+        self._ends: dict[int, tuple[str, str]] = {}  # the addresses of pipes
+        self._socket.add_post_pipe_connect_cb(self._came)
+        self._socket.add_post_pipe_remove_cb(self._went)
         self._nng = self._socket.socket
         self._data = pynng.ffi.new("char **")
         self._size = pynng.ffi.new("size_t *")
@@ -151,6 +153,17 @@ class PairSocket:
         trio.lowlevel.notify_closing(self._send_fd)
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
             await threads.run_sync(self._socket.close, abandon_on_cancel=True)
+
+    def _came(self, pipe: pynng.Pipe) -> None:
+        """Note a connection. In nng's thread, as the next ones."""
+        ends = str(pipe.local_address), str(pipe.remote_address)
+        self._ends[pipe.id] = ends
+        connections_closed_in_forks.add(ends)
+        self._hop(pipe.id, True)
+
+    def _went(self, pipe: pynng.Pipe) -> None:
+        connections_closed_in_forks.discard(self._ends.pop(pipe.id, ("", "")))
+        self._hop(pipe.id, False)
 
     def _hop(self, pipe: int, connected: bool) -> None:
         with suppress(trio.RunFinishedError):
