@@ -36,6 +36,7 @@ from s4node.cluster.tree.contract import (
 )
 from s4node.cluster.tree.kazoo_client import OneSessionClient, credentials_of
 from s4node.cluster.tree.session_life import living
+from s4node.cluster.tree.tree_access import TreeAccess
 from s4node.config.kinds import ZOOKEEPER_SCHEME
 from s4node.errors import (
     BadVersion,
@@ -51,9 +52,6 @@ log = get_logger("s4node.cluster")
 
 TREE = b"s4node tree 1"
 """The data of the root's entry."""
-
-_AT_ONCE = 100
-"""How many entries are asked for their access at a time."""
 
 _BEATS = 5
 """The heartbeats of a session during its timeout."""
@@ -377,57 +375,15 @@ class ZooKeeperSession:
             )
 
         if self._client.default_acl:
-            await self._close_root()
-
-    async def _close_root(self) -> None:
-        """Close an empty root to others; raises LastingTreeError if they can use a filled one."""
-        root, ours = self._root, self._client.default_acl
-        acl, _ = await self._call(lambda: self._client.get_acls_async(root))
-        if not (self._client.has_alone(acl) or await self.children("/")):
-            await self._call(lambda: self._client.set_acls_async(root, ours))
-        for place in (root, *(f"{root}/{part}" for part in await self.children("/"))):
-            await self._children_of_closed(place)
+            await self._access().close_root()
 
     async def check_closed(self) -> None:
         """See :meth:`coordination.Session.check_closed`."""
-        if not self._client.default_acl:
-            return
-        failures: list[CoordinationError] = []
+        if self._client.default_acl:
+            await self._access().check_closed()
 
-        async def look(place: str, below: list[str]) -> None:
-            try:
-                below += await self._children_of_closed(place)
-            except CoordinationError as error:
-                failures.append(error)
-
-        level = [self._root]
-        while level:
-            below: list[str] = []
-            for first in range(0, len(level), _AT_ONCE):
-                async with trio.open_nursery() as nursery:
-                    for place in level[first : first + _AT_ONCE]:
-                        nursery.start_soon(look, place, below)
-                if failures:
-                    raise failures[0]
-            level = below
-
-    async def _children_of_closed(self, place: str) -> list[str]:
-        """What is below an entry that others cannot use, so that they can add nothing there. Raises
-        LastingTreeError if they can use it."""
-        try:
-            acl, stat = await self._call(lambda: self._client.get_acls_async(place))
-            if not self._client.has_alone(acl):
-                raise LastingTreeError(
-                    f"programs without these credentials can use the entry {place} of {self._url}; "
-                    f"name a new root in s4.coordination, or see that nobody has changed anything "
-                    f"there, and give all of it to the credentials alone (setAcl -R in zkCli.sh)"
-                )
-            if not stat.numChildren:
-                return []
-            parts = await self._call(lambda: self._client.get_children_async(place))
-        except refused.NoNodeError:  # deleted meanwhile
-            return []
-        return [f"{place}/{part}" for part in parts]
+    def _access(self) -> TreeAccess:
+        return TreeAccess(self._client, self._call, self._url, self._root)
 
     async def _make(self, place: str, data: bytes) -> None:
         if await self._call(lambda: self._client.exists_async(place)) is None:

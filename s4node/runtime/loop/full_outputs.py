@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 
 class FullOutputs:
-    """Those of ``streams`` that have no room. ``look`` is called between turns."""
+    """Those of ``streams`` that have no room. ``log_due`` is called between turns."""
 
     def __init__(self, streams: Collection[str]) -> None:
         self._streams = frozenset(streams)
@@ -49,7 +49,7 @@ class FullOutputs:
                 seconds = round(trio.current_time() - since, 1)
                 log.info("an output stream has room again", stream=stream, seconds=seconds)
 
-    def look(
+    def log_due(
         self, now: float, consumers: Callable[[str, Hashable], Collection[str]]
     ) -> float | None:
         """Log what has had no room for long; return when to call again. ``consumers`` are those
