@@ -56,7 +56,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--work",
         metavar="FOLDER",
         default="",
-        help="where stages write, which all executors reach (default: a temporary folder)",
+        help="a folder in which stages write, which this machine and all executors reach; needed "
+        "with a --master of other machines (default: a temporary folder)",
     )
     parser.add_argument(
         "--outputs",
@@ -97,6 +98,11 @@ def bootstrap(
             f"Spark is not installed for {sys.executable}: {error}. "
             f"Run: pip install 's4node[spark]'"
         ) from error
+    if not (work or master.startswith("local")):
+        raise ConfigError(
+            f"--master {master} runs executors on other machines: name a folder for stages that "
+            f"this machine and all executors reach with --work, such as a mounted one"
+        )
     named, file = _named(target)
     values = {each.name: each.text for each in config.items() if each.origin != "default"}
     places = _places(history)

@@ -100,11 +100,12 @@ def java_home() -> Path:
 
 def spark_session(app_name: str, cores: int = 2, master: str = "") -> SparkSession:
     """A quiet local Spark session for tests and demos, with ``cores`` threads; 4 s to start.
-    ``master`` is another place to run it.
+    ``master`` is another place to run it; executors on other machines reach this process at the
+    address that Spark chooses, or at that in the environment variable SPARK_LOCAL_IP.
 
     A process has one session: if one is running, that one is returned as it is. Sets JAVA_HOME,
-    PYSPARK_PYTHON, SPARK_HOME and SPARK_LOCAL_IP in ``os.environ``. Raises RuntimeError when Spark
-    is not installed or there is no Java.
+    PYSPARK_PYTHON and SPARK_HOME in ``os.environ``, and SPARK_LOCAL_IP for Spark on this machine.
+    Raises RuntimeError when Spark is not installed or there is no Java.
     """
     try:
         import pyspark
@@ -122,16 +123,28 @@ def spark_session(app_name: str, cores: int = 2, master: str = "") -> SparkSessi
     package = Path(pyspark.__file__).parent
     if (package / "jars").is_dir():  # another Spark that SPARK_HOME names does not fit this one
         os.environ["SPARK_HOME"] = str(package)
-    # Without it Spark looks the host's name up, which fails on machines that cannot resolve it.
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(master or f"local[{cores}]").appName(app_name)
-    for name, value in _settings(cores).items():
+    master = master or f"local[{cores}]"
+    settings = _settings()
+    if master.startswith("local"):
+        # Without it Spark looks the host's name up, which fails on machines that cannot resolve it.
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        settings |= _of_one_machine(cores)
+    builder = SparkSession.builder.master(master).appName(app_name)
+    for name, value in settings.items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
     return session
 
 
-def _settings(cores: int) -> dict[str, str]:
+def _of_one_machine(cores: int) -> dict[str, str]:
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(cores),
+    }
+
+
+def _settings() -> dict[str, str]:
     logging = Path(__file__).with_name("log4j2.properties").as_uri()  # as a URI it has no spaces
     java_options = (
         # Jobs of some seconds never earn back what the second compiler and a parallel collector
@@ -143,16 +156,13 @@ def _settings(cores: int) -> dict[str, str]:
         f"-Dlog4j2.configurationFile={logging}",
     )
     return {
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": " ".join(java_options),
-        "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         # Functions are pickled by reference: workers must import what this process imports,
         # whatever folder it was started in.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_path()),
         "spark.sql.adaptive.enabled": "false",  # a job a stage, for data too small to adapt to
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(cores),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }

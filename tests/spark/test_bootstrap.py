@@ -131,6 +131,12 @@ def test_nodes_go_on_from_a_history_with_the_event_after_its_last_one(
         assert states(tmp_path / "mixed", "end") == states(tmp_path / "whole", "end")
 
 
+def test_a_master_of_other_machines_needs_a_folder_that_all_reach() -> None:
+    told = ended("bootstrap", TARGET, "--master", "spark://127.0.0.1:1")
+    assert told.returncode != 0
+    assert "this machine and all executors reach with --work" in told.stderr
+
+
 def test_what_pes_put_on_an_output_stream_is_dropped_or_kept_in_order_or_sent(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -43,12 +43,14 @@ from s4node.spark.history.log_order import OF_LOG
 from s4node.spark.history.replay import AppSource, Encoding, Replay
 from s4node.spark.history.stage_rows import EVENT, PATH, REFUSED, rows_of
 from s4node.spark.history.stages import Stage
+from s4node.spark.history.task_writer import Reached
 from s4node.spark.positions import Position, Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PATIENCE = 30.0  # the seconds in which a log has to answer
+_LOOKS = 16  # tasks that look at the folder for stages
 
 
 @dataclass
@@ -124,10 +126,11 @@ def bootstrap(
     ``histories`` has a DataFrame for an input stream, or the address of the log that has it.
     ``order`` are the columns by which a key's events are sorted: a time, and what breaks ties.
     ``config`` are the settings of the nodes. Events on the output streams ``keep`` are kept. What
-    stages make is written to a new folder in ``work``, which all executors have to reach. ``tell``
-    gets a line for what does not happen, and for each stage. Raises GraphError with all that does
-    not fit.
+    stages make is written to a new folder in ``work``, which the driver and all executors have to
+    reach; it may be left out if they are on one machine. ``tell`` gets a line for what does not
+    happen, and for each stage. Raises GraphError with all that does not fit.
     """
+    _check_work(spark, work)
     values = dict(config or {})
     tasks = Config.from_values(values)[settings.CLUSTER_PARTITIONS]
     source = AppSource(app, values, tasks)
@@ -159,7 +162,7 @@ def bootstrap(
         fields = StructType([StructField(AT, DoubleType()), *fields])
         times = event_times(made, frames, positions, now)
     counts = _counts(made, Config.from_values(values), positions)
-    folder = Path(work or tempfile.gettempdir()) / f"s4-bootstrap-{tokens.fresh(10)}"
+    folder = Path(work or tempfile.gettempdir()).absolute() / f"s4-bootstrap-{tokens.fresh(10)}"
     folder.mkdir(0o777 if work else 0o700, parents=True)
     try:
         made_by = partial(Replay, source, order=fields, until=times.until(made), now=now)
@@ -175,6 +178,34 @@ def bootstrap(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return found
+
+
+def _check_work(spark: SparkSession, work: str) -> None:
+    """Raise ConfigError unless executors write to the folder in which the driver reads."""
+    master = spark.conf.get("spark.master", "local") or "local"
+    if master.startswith("local"):
+        return
+    if not work:
+        raise ConfigError(
+            f"Spark runs on other machines ({master}), and no folder is named in which stages "
+            f"write; name one that the driver and all executors reach, such as a mounted one, with "
+            f"work (--work)"
+        )
+    place = Path(work).absolute() / f"s4-reached-{tokens.fresh(10)}"
+    try:
+        place.mkdir(0o777, parents=True)
+        spark.range(0, _LOOKS, 1, _LOOKS).mapInArrow(Reached(str(place)), "seen int").collect()
+        if len(list(place.iterdir())) < _LOOKS:
+            raise ConfigError(
+                f"what executors write to {work} is not in that folder of the driver's machine; "
+                f"name a folder that is the same on all machines with work (--work)"
+            )
+    except OSError as error:
+        raise ConfigError(
+            f"the folder for stages (work, --work) cannot be used: {error}"
+        ) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _check(app: App, tasks: int, histories: Mapping[str, Any], keep: Sequence[str]) -> None:

@@ -1,22 +1,23 @@
 """Writes the state of a bootstrap as a savepoint of its job.
 
 Rules
-- The rows are those that a node's commit writes, in the database of the task that owns their key.
+- Spark's executors write the rows of state (``task_writer``), each into the database of the task
+  that owns its key.
 - The last commit of a task has its positions, and the savepoint exists only once all tasks are
   written. So nodes have all of the history, or none of it.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pyspark.sql import functions as f
 
-from s4node import clocks, disk
+from s4node import clocks, disk, tokens
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.keys import KEY_GROUPS, hasher_named
@@ -34,13 +35,12 @@ from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.history.bootstrap import Bootstrapped
 from s4node.spark.history.replay import AppSource
 from s4node.spark.history.stage_rows import STATE
+from s4node.spark.history.task_writer import TASK, WRITTEN_TASKS, TaskWriter, commit
 from s4node.state.database import Database
 from s4node.state.job import DONE, EPOCH_OF, WRITTEN, identity_of
 from s4node.state.remote_job import RemoteJob, depot_of
-from s4node.state.rows import TASK_GROUP, prefix
+from s4node.state.rows import TASK_GROUP
 from s4node.state.task_state import TaskState
-
-_ROWS = 200_000  # of one commit
 
 
 def check_free(source: AppSource, name: str) -> None:
@@ -62,17 +62,18 @@ def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
     )
     about = writer.About(name, app, identity_of(job, depot), guard, "made of history by Spark")
     tasks = {task.name: task for task in model.tasks}
+    written = _written(found, len(tasks))
 
     @contextmanager
     def opened(task: str) -> Iterator[Database]:
         disk.make_folder(job)
         with TemporaryDirectory(prefix=".bootstrap-", dir=job) as room:
-            database = Database(Path(room))
-            try:
-                _fill(database, found, config, tasks[task], len(tasks))
+            place = written.get(tasks[task].index)
+            if place is not None:
+                shutil.copytree(place, room, dirs_exist_ok=True)
+            with closing(Database(Path(room))) as database:
+                _complete(database, found, config, tasks[task])
                 yield database
-            finally:
-                database.close()
 
     return writer.write(savepoints_of(job, depot), about, list(tasks), opened)
 
@@ -90,27 +91,25 @@ def _model(found: Bootstrapped, config: Config) -> JobModel:
     return model_of(config, kind_of(found.app), inputs, counts)
 
 
-def _fill(
-    database: Database, found: Bootstrapped, config: Config, task: TaskModel, tasks: int
-) -> None:
-    """Write the state of a task, and where it goes on."""
+def _written(found: Bootstrapped, tasks: int) -> dict[int, str]:
+    """Have Spark's executors write the state of tasks; returns the folders of their databases."""
+    spot = f.col("spot")
+    of_task = f.floor(spot * tasks / KEY_GROUPS).cast("int")
+    rows = found.rows.where(f.col("kind") == STATE).select(
+        f.when(spot == TASK_GROUP, 0).otherwise(of_task).alias(TASK), "name", "spot", "key", "value"
+    )
+    folder = str(found.folder / f"tasks-{tokens.fresh(10)}")
+    written = rows.repartition(tasks, TASK).sortWithinPartitions(TASK)
+    places = written.mapInArrow(TaskWriter(found.source, folder), WRITTEN_TASKS).collect()
+    return {row["task"]: row["place"] for row in places}
+
+
+def _complete(database: Database, found: Bootstrapped, config: Config, task: TaskModel) -> None:
+    """Write where a task goes on, in the commit after its rows."""
     state = TaskState(database, hasher_named(config[settings.HASHER]))
     PeProcessor(found.app, task.index, clocks.steady).attach_state(state)  # its tables and facts
     if found.times.watermarks:
         state.set_meta(EVENT_TIME, found.times.saved(found.app, task.ssps))
-    spot = f.col("spot")
-    of_task = f.floor(spot * tasks / KEY_GROUPS) == task.index
-    if task.index == 0:
-        of_task |= spot == TASK_GROUP
-    rows = found.rows.where((f.col("kind") == STATE) & of_task)
-    table = rows.select("name", "spot", "key", "value").toArrow()
-    for batch in table.to_batches(_ROWS):
-        names, spots, keys, values = (column.to_pylist() for column in batch.columns)
-        places = [
-            prefix(spot, state.tables[name]) + key
-            for name, spot, key in zip(names, spots, keys, strict=True)
-        ]
-        _commit(state, {}, sorted(zip(places, values, strict=True)))
     positions = {}
     for ssp in task.ssps:
         if ssp.stream not in found.positions:
@@ -120,11 +119,4 @@ def _fill(
         state.set_meta(EPOCH_OF + str(ssp), at.epoch)
     state.set_meta(WRITTEN, now_ms())
     state.set_meta(DONE, 0)
-    _commit(state, positions, [])
-
-
-def _commit(state: TaskState, positions: dict[str, int], rows: list[tuple[bytes, Any]]) -> None:
-    state.begin_commit(positions)
-    state.changes.add_all([row for row, _ in rows], [value for _, value in rows])
-    state.write_commit()
-    state.end_commit(written=True)
+    commit(state, positions, [])
