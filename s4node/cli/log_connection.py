@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from s4node.cli.output import connecting
 from s4node.cli.running_apps import Reach
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -15,11 +16,18 @@ from s4node.systems.embedded_log import EmbeddedLog
 async def log_at(reach: Reach, timeout: float) -> AsyncIterator[EmbeddedLog]:
     """The log of a node during the block."""
     credentials = reach.credentials
-    log = EmbeddedLog("log", reach.addresses[0], timeout=timeout, credentials=credentials)
-    async with trio.open_nursery() as nursery:
+    address = reach.addresses[0]
+    log = EmbeddedLog("log", address, timeout=timeout, credentials=credentials)
+    async with connecting([address], timeout) as connected, trio.open_nursery() as nursery:
         await nursery.start(_run, log)
+        nursery.start_soon(_note, log, connected)
         yield log
         nursery.cancel_scope.cancel()
+
+
+async def _note(log: EmbeddedLog, connected: Callable[[], None]) -> None:
+    await log.wait_reachable()
+    connected()
 
 
 async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:

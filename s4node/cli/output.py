@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
+
+import trio
+
+_QUIET_SECONDS = 1.0
 
 
 def tell(text: str) -> None:
     """Print a message."""
     print(text, file=sys.stderr, flush=True)
+
+
+@asynccontextmanager
+async def connecting(addresses: Sequence[str], timeout: float) -> AsyncIterator[Callable[[], None]]:
+    """Print what the block waits for, unless it calls the function soon."""
+    scope = trio.CancelScope()
+
+    async def tell_later() -> None:
+        with scope:
+            await trio.sleep(_QUIET_SECONDS)
+            tell(f"{', '.join(addresses)} does not answer yet; waiting {timeout:g} s for it")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_later)
+        yield scope.cancel
+        scope.cancel()
 
 
 def give(outcome: Any, text: str, *, as_json: bool) -> None:

@@ -31,7 +31,7 @@ from s4node.cli.arguments import (
     to_option,
     utf8,
 )
-from s4node.cli.output import counted, tell
+from s4node.cli.output import connecting, counted, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
@@ -106,10 +106,12 @@ class Sending:
         return 1 if self._bad or self._refused else 0
 
     async def _send_all(self) -> None:
-        async with Client(
-            self._addresses, timeout=self._timeout, credentials=self._credentials
-        ) as client:
+        async with (
+            connecting(self._addresses, self._timeout) as connected,
+            Client(self._addresses, timeout=self._timeout, credentials=self._credentials) as client,
+        ):
             stream = await client.stream(self._name)
+            connected()
             stream.read_as(self._type)
             self._stream = stream
             if sys.stdin.isatty():

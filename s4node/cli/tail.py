@@ -21,7 +21,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import cluster_option, folder_option, timeout_option, to_option, utf8
-from s4node.cli.output import counted, tell
+from s4node.cli.output import connecting, counted, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
@@ -49,9 +49,11 @@ def tail(stream: str, to: Nodes, count: int, timeout: float) -> int:
 
 async def _tail(stream: str, reach: Reach, count: int, timeout: float) -> int:
     async with (
+        connecting(reach.addresses, timeout) as connected,
         Client(reach.addresses, timeout=timeout, credentials=reach.credentials) as client,
         client.subscribe(stream) as events,
     ):
+        connected()
         tell(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends")
         events.on_news = _Gaps(events).look
         await print_events(events, count)

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from harness import free_port, run_s4, running
+from harness import DEADLINE, free_port, run_s4, running, s4_process, until
 from log_nodes import log_at, log_node
 from shared_apps import Click, Ignore, OnePE
 
@@ -136,3 +136,23 @@ async def test_a_node_without_a_log_and_no_node_at_all_are_told_apart(tmp_path: 
     done = await run_s4("log", "describe", "--to", nowhere, "--timeout", "0.3", cwd=tmp_path)
     assert f"no answer to 'list' from {nowhere} within 0.3 s" in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["log append clicks", "log tail clicks", "send clicks"])
+async def test_a_command_waits_for_a_log_that_is_starting_and_says_so(
+    tmp_path: Path, command: str
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("clicks", 1)
+    given = ("--to", address, "--timeout", str(DEADLINE))
+    async with s4_process(*command.split(), *given, cwd=tmp_path, ready=False) as waiting:
+        await until(lambda: waiting.stderr)
+        async with log_node(tmp_path, address=address):
+            await until(lambda: len(waiting.stderr) == 2)
+    assert waiting.stderr == [
+        f"{address} does not answer yet; waiting {DEADLINE:g} s for it",
+        f"reading clicks from {address}; Ctrl-C ends"
+        if "tail" in command
+        else "clicks: nothing sent",
+    ]
