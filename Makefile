@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture cluster-test nexmark attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,10 @@ cluster-test: install-spark ## kill, stop and cut machines of a cluster over Zoo
 
 nexmark: install-spark ## compare queries over EVENTS= events in two containers with a database's
 	NEXMARK_EVENTS=$(or $(EVENTS),1000000) $(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=0 tests/example_apps/test_nexmark_at_length.py $(ARGS)
+
+sink-at-length: install-spark ## WRITES= writes, one of ROWS= rows by TASKS= tasks, and KILLS= killed drivers, into one log each
+	SINK_WRITES=$(or $(WRITES),20000) SINK_ROWS=$(or $(ROWS),5000000) SINK_TASKS=$(or $(TASKS),12000) SINK_KILLS=$(or $(KILLS),20) \
+		$(PYTHON_OF_VENV) -m pytest -s -o faulthandler_timeout=0 tests/spark/test_sink_at_length.py $(ARGS)
 
 attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m attacks --seconds $(or $(SECONDS),20) $(ARGS)

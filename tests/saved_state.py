@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
 
 from s4node.events.keys import crc32m
 from s4node.offsets.producer_offsets import Producer, SavedProducer
 from s4node.offsets.task_claims import TaskClaims
+from s4node.runtime.commit.committer import folder_of
+from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
@@ -41,6 +44,26 @@ def saved_instances(app: Path) -> dict[str, dict[str, Any]]:
     for _, state in _tasks(app):
         for name in (look := StateReader(state)).elements:
             found.update(look.instances(name))
+    return found
+
+
+def states_in_savepoint(folder: Path, savepoint: str, app: str) -> dict[str, dict[Any, Any]]:
+    """The state of all PEs in a savepoint of an app with this state folder, by PE and key."""
+    place = savepoints_of(folder_of(str(folder), "default", app), None)
+    found: dict[str, dict[Any, Any]] = {}
+    with place.opened(place.manifest_of(savepoint)) as saved:
+        for task in saved.iterdir():
+            if not task.is_dir():
+                continue
+            with TemporaryDirectory() as room:
+                epochs.inherit(task, Path(room))
+                database = Database(Path(room))
+                reader = StateReader(TaskState(database, crc32m))
+                for pe in reader.elements:
+                    rows = dict(reader.instances(pe))
+                    assert not rows.keys() & found.setdefault(pe, {}).keys()
+                    found[pe].update(rows)
+                database.close()
     return found
 
 

@@ -1,16 +1,18 @@
 """A Spark program for tests that kill it, or that need a session of their own.
 
-``python -m tests.spark_job MASTER KIND ADDRESS STREAM FOLDER``: writes the numbers below TOTAL to a
-stream, each with a user that every computation draws anew, behind a shuffle. KIND is ``batch``, or
-``stream`` (with FOLDER for source and checkpoint), or ``copying``: a batch, which a query then
-copies to the stream ``copy``. ``killing`` is a batch whose first task takes its executor down,
-``holding`` a stream whose first task stops midway. With ``-numbered`` behind it the sink recognises
-rows by their numbers.
+``python -m tests.spark_job MASTER KIND ADDRESS STREAM FOLDER FILES``: writes the numbers below
+FILES times SHARE to a stream, each with a user that every computation draws anew, behind a shuffle.
+KIND is ``batch``, or ``stream`` (a batch for each file; FOLDER has source and checkpoint), or
+``copying``: a batch, which a query then copies to the stream ``copy``. ``killing`` is a batch whose
+first task takes its executor down, ``holding`` a stream whose first task stops midway. With
+``-numbered`` behind it the sink recognises rows by their numbers.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,19 +21,45 @@ from pyspark.sql import SparkSession
 
 from s4node.spark.java import java_home
 from tests import spark_sinks
-from tests.harness import ROOT
-from tests.spark_rows import drawn_anew, python_path
+from tests.harness import ROOT, environment
+from tests.spark_rows import Node, drawn_anew, python_path
 
-TOTAL = 40_000
+SHARE = 10_000
 FILES = 4
+TOTAL = FILES * SHARE
 SCHEMA = "user string, n long"
+
+
+def start(
+    node: Node, folder: Path, kind: str, master: str, files: int = FILES
+) -> subprocess.Popen[str]:
+    """Start the program, whose errors are then in ``spark.log`` of the folder."""
+    job = [sys.executable, "-m", "tests.spark_job", master, kind, node.address, "clicks", folder]
+    with (folder / "spark.log").open("a") as log:
+        return subprocess.Popen(
+            [*job, str(files)],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def kill(job: subprocess.Popen[str]) -> None:
+    """Kill a driver with all of its processes."""
+    if job.poll() is None:
+        job.send_signal(signal.SIGKILL)
+        subprocess.run(["pkill", "-KILL", "-s", str(job.pid)], check=False)
 
 
 def session(master: str) -> Any:
     python_path()
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if not master.startswith("spark:"):  # else executors on other machines have to reach this one
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder
     builder = (
         builder.remote(master[8:]) if master.startswith("connect:") else builder.master(master)
@@ -59,7 +87,8 @@ def query(rows: Any, sink: str, options: dict[str, str], folder: str) -> None:
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
-def main(master: str, kind: str, address: str, stream: str, folder: str) -> None:
+def main(master: str, kind: str, address: str, stream: str, folder: str, files: int) -> None:
+    total = files * SHARE
     spark = session(master)
     options = {"address": address, "stream": stream, "type": "tests.spark_rows:Row"}
     kind, _, numbered = kind.partition("-")
@@ -71,19 +100,18 @@ def main(master: str, kind: str, address: str, stream: str, folder: str) -> None
     if kind in ("stream", "holding"):
         source = Path(folder) / "source"
         if not source.exists():
-            for number in range(FILES):
-                share = TOTAL // FILES
-                spark.range(number * share, number * share + share, 1, 1).write.parquet(
+            for number in range(files):
+                spark.range(number * SHARE, number * SHARE + SHARE, 1, 1).write.parquet(
                     str(source / str(number))
                 )
-        files = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
-        query(drawn(files.parquet(f"{source}/*")), sink, options, folder)
+        each = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
+        query(drawn(each.parquet(f"{source}/*")), sink, options, folder)
     else:
-        rows = drawn(spark.range(TOTAL))
+        rows = drawn(spark.range(total))
         rows.write.format(sink).mode("append").options(**options).save()
     if kind == "copying":
         read = spark.readStream.format("s4").options(**options, columns="user,n")
-        rows = read.option("maxEventsPerTrigger", TOTAL // 2).load()
+        rows = read.option("maxEventsPerTrigger", total // 2).load()
         query(rows, sink, {**options, "stream": "copy"}, folder)
     print("done", flush=True)
     spark.stop()
@@ -91,4 +119,5 @@ def main(master: str, kind: str, address: str, stream: str, folder: str) -> None
 
 if __name__ == "__main__":
     assert str(ROOT) in sys.path or ROOT.samefile(".")
-    main(*sys.argv[1:])
+    *words, number = sys.argv[1:]
+    main(*words, int(number))

@@ -42,11 +42,17 @@ class Maybe(Event):
 
 
 class Node:
-    """A node with a log at a fixed port, as a process that can be killed and started again."""
+    """A node with a log at a fixed port, as a process that can be killed and started again.
 
-    def __init__(self, folder: Path) -> None:
+    With ``inside``, which precedes its command, it may run where ``host`` is another machine.
+    """
+
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", inside: Callable[..., list[str]] | None = None
+    ) -> None:
         self.folder = folder
-        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.address = f"tcp://{host}:{free_port()}"
+        self._inside = inside
         self.process: subprocess.Popen[bytes] | None = None
         self.settings: dict[str, str] = {}
 
@@ -62,6 +68,8 @@ class Node:
         command += [str(self.folder / "cluster")]
         for name, value in given.items():
             command += ["-p", f"{name}={value}"]
+        if self._inside is not None:
+            command = self._inside(*command)
         with (self.folder / "stderr").open("ab") as stderr:
             self.process = subprocess.Popen(
                 command,

@@ -140,6 +140,7 @@ def _of_one_machine(cores: int) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.sql.adaptive.enabled": "false",  # a job a stage, for data too small to adapt to
         "spark.sql.shuffle.partitions": str(cores),
     }
 
@@ -161,7 +162,6 @@ def _settings() -> dict[str, str]:
         # Functions are pickled by reference: workers must import what this process imports,
         # whatever folder it was started in.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_path()),
-        "spark.sql.adaptive.enabled": "false",  # a job a stage, for data too small to adapt to
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -17,17 +16,11 @@ from spark_nodes import Node, ended, run_to_the_end, running_node, s4
 
 from s4node.config.config import Config
 from s4node.errors import ConfigError, GraphError
-from s4node.events.keys import crc32m
-from s4node.runtime.commit.committer import folder_of
-from s4node.savepoints.shipped import savepoints_of
 from s4node.spark import state_source
 from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
 from s4node.spark.history.outputs import Outputs
 from s4node.spark.history.savepoint import write_savepoint
-from s4node.state import epochs
-from s4node.state.browse import StateReader
-from s4node.state.database import Database
-from s4node.state.task_state import TaskState
+from tests.saved_state import states_in_savepoint
 from tests.spark.replayed_app import Payment, Replayed
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
@@ -60,27 +53,24 @@ def settings(node: Node, folder: Path, *more: str) -> dict[str, str]:
     return given | dict(each.split("=", 1) for each in more)
 
 
-def states(folder: Path, savepoint: str, app: str = "Replayed") -> dict[str, dict[Any, Any]]:
-    """The state of all PEs in a savepoint, by PE and key."""
-    place = savepoints_of(folder_of(str(folder), "default", app), None)
-    found: dict[str, dict[Any, Any]] = {}
-    with place.opened(place.manifest_of(savepoint)) as saved:
-        for task in saved.iterdir():
-            if not task.is_dir():
-                continue
-            with TemporaryDirectory() as room:
-                epochs.inherit(task, Path(room))
-                database = Database(Path(room))
-                reader = StateReader(TaskState(database, crc32m))
-                for pe in reader.elements:
-                    rows = dict(reader.instances(pe))
-                    assert not rows.keys() & found.setdefault(pe, {}).keys()
-                    found[pe].update(rows)
-                database.close()
-    return found
+def states(folder: Path, savepoint: str) -> dict[str, dict[Any, Any]]:
+    return states_in_savepoint(folder, savepoint, "Replayed")
 
 
-@pytest.mark.parametrize(("seed", "partitions"), [(1, 1), (2, 3)])
+@pytest.fixture
+def adaptive(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether Spark merges what a shuffle has made, as on a cluster."""
+    name = "spark.sql.adaptive.enabled"
+    before = spark.conf.get(name)
+    spark.conf.set(name, request.param)
+    yield
+    spark.conf.set(name, before)
+
+
+@pytest.mark.usefixtures("adaptive")
+@pytest.mark.parametrize(
+    ("seed", "partitions", "adaptive"), [(1, 1, False), (2, 3, True)], indirect=["adaptive"]
+)
 def test_the_state_of_a_history_is_that_of_a_node_after_the_same_events(
     spark: SparkSession, tmp_path: Path, seed: int, partitions: int
 ) -> None:

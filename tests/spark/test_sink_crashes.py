@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from harness import ROOT, environment
-from spark_job import TOTAL
+from spark_job import TOTAL, kill, start
 from spark_rows import Node, check_exact, node_in, until
 
 from s4node.failpoints import POINTS
@@ -36,19 +35,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-def start(node: Node, folder: Path, kind: str, master: str) -> subprocess.Popen[str]:
-    with (folder / "spark.log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.spark_job", master, kind, node.address, "clicks", folder],
-            cwd=ROOT,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-
-
 def check(node: Node, kind: str) -> None:
     """Each row is there once, unless they are recognised by their numbers."""
     if kind.endswith("-numbered"):
@@ -56,13 +42,6 @@ def check(node: Node, kind: str) -> None:
             check_exact(node.rows("clicks"), TOTAL)
     else:
         check_exact(node.rows("clicks"), TOTAL)
-
-
-def kill(job: subprocess.Popen[str]) -> None:
-    """Kill a driver with all of its processes."""
-    if job.poll() is None:
-        job.send_signal(signal.SIGKILL)
-        subprocess.run(["pkill", "-KILL", "-s", str(job.pid)], check=False)
 
 
 def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None:
