@@ -291,7 +291,9 @@ class Parts:
         if self.outputs.senders:
             dues.append(self.outputs.pump(now))
         self._room()
-        dues.append(self.pipeline.full_outputs.log_due(now, self._full_for))
+        full = self.pipeline.full_outputs
+        if full.since:
+            dues.append(full.log_due(now, self._full_for))
         dues.append(self.inputs.tick(now))
         if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()

@@ -22,24 +22,27 @@ SECONDS = 10.0
 
 
 class FullOutputs:
-    """Those of ``streams`` that have no room. ``log_due`` is called between turns."""
+    """Those of ``streams`` that have no room; ``since`` has when that began, by stream and place.
+
+    While there are some, ``log_due`` is called between turns.
+    """
 
     def __init__(self, streams: Collection[str]) -> None:
         self._streams = frozenset(streams)
-        self._since: dict[tuple[str, Hashable], float] = {}
+        self.since: dict[tuple[str, Hashable], float] = {}
         self._told: dict[str, set[Hashable]] = {}
         self._due = math.inf
 
     def filled(self, stream: str, place: Hashable) -> None:
         """Note that a stream has no room at this place."""
         if stream in self._streams:
-            self._since[stream, place] = now = trio.current_time()
+            self.since[stream, place] = now = trio.current_time()
             self._due = min(self._due, now + SECONDS)
 
     def emptied(self, stream: str, place: Hashable) -> None:
         """Note that it has room again, or that the place is gone."""
-        since = self._since.pop((stream, place), math.inf)
-        if not self._since:
+        since = self.since.pop((stream, place), math.inf)
+        if not self.since:
             self._due = math.inf
         told = self._told.get(stream, set())
         if place in told:
@@ -56,7 +59,7 @@ class FullOutputs:
         that give a stream at a place no room."""
         if now >= self._due:
             self._due = math.inf
-            for (stream, place), since in self._since.items():
+            for (stream, place), since in self.since.items():
                 if place in self._told.get(stream, ()):
                     continue
                 if now < since + SECONDS:

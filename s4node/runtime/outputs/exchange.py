@@ -70,7 +70,6 @@ from s4node.stages.stage import Overflow
 from s4node.state import task_state
 from s4node.state.job import LIFE
 from s4node.state.rows import OUTBOX
-from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
 
@@ -137,7 +136,7 @@ class Exchange:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
+    def add_task(self, task: Task, state: task_state.TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = Side(task, state, fence)
         side.sent = sent_before(state)
@@ -157,7 +156,7 @@ class Exchange:
             else:
                 side.unclaimed[name] = Unclaimed(mine, *weight_of(mine))
 
-    def roll_back(self, task: Task, state: TaskState) -> None:
+    def roll_back(self, task: Task, state: task_state.TaskState) -> None:
         """Roll back to the last commit for ``task``, which replaces a failed one.
 
         Events that the failed one has put since that commit never leave.
