@@ -224,7 +224,9 @@ def tasks(target: str, config: Config, *, task: str, as_json: bool) -> int:
         print(json.dumps(rows))
     else:
         for name, row in rows.items():
-            written = f"written {moment(row['written_ms'])}" if row["written_ms"] else "new"
+            written = (
+                f"written {moment(row['written_ms'])}" if row["written_ms"] else "nothing written"
+            )
             print(f"{name}: {written}")
             for at in row["offsets"]:
                 place = SystemStreamPartition(at["system"], at["stream"], at["partition"])

@@ -334,7 +334,7 @@ async def test_without_a_url_for_packages_a_node_says_what_to_set(cluster: Clust
     assert "s4.state.url is not set" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["state scan counter", "savepoints list counter", "drain one"])
+@pytest.mark.parametrize("command", ["state scan counter", "savepoint list counter", "drain one"])
 async def test_a_command_about_a_cluster_that_zookeeper_does_not_know_says_which_it_knows(
     cluster: Cluster, command: str
 ) -> None:

@@ -65,23 +65,18 @@ def test_a_task_that_is_damaged_is_named_and_hides_no_other(s4: S4, job: Path) -
     for command, shown in (
         ("state scan notes", "Partition 0  seen  ('k', 0)  7\n"),
         ("state get notes '[\"k\", 0]'", "Partition 0  seen  ('k', 0)  7\n"),
-        ("checkpoint list notes", "Partition 0: 1 partition, nothing written\n"),
-        ("checkpoint show notes", "Partition 0: nothing written\n  memory.clicks[0]: 5\n"),
+        ("state tasks notes", "Partition 0: nothing written\n  memory.clicks[0]: 5\n"),
     ):
         ended, out, err = s4(command)
         assert (ended, out) == (1, shown)
         assert err.startswith(said)
         assert ".look-" not in err
     assert s4("state scan notes --task 'Partition 0'")[0] == 0
-    assert s4("checkpoint show notes --task 'Partition 0'")[0] == 0
+    assert s4("state tasks notes --task 'Partition 0'")[0] == 0
     _, out, err = s4("state get notes joe")
     assert out == ""
     assert err.startswith(said)
     assert "there is no state of 'joe' in the other tasks" in err
-    for command in ("checkpoint export notes", "checkpoint import notes none.json"):
-        ended, out, err = s4(command)  # what lacks a task is not carried anywhere
-        assert (ended, out) == (1, "")
-        assert err.startswith(said)
     assert not (place / "damaged").exists()  # who looks changes nothing
 
 
@@ -109,7 +104,7 @@ def test_a_read_only_database_can_be_read(s4: S4, job: Path, in_use: bool) -> No
     owner = TaskClaims(job) if in_use else None
     before = sorted(job.rglob("*"))
     with read_only(job.parent.parent) as place:
-        for command in ("state scan notes", "checkpoint show notes", "startpoint show notes"):
+        for command in ("state scan notes", "state tasks notes", "startpoint show notes"):
             ended, out, err = s4(command, place)
             assert (ended, err) == (0, "") or "no startpoints are set" in err
             assert ("Partition 1" in out) is not command.startswith("startpoint")
@@ -140,7 +135,7 @@ def fill(place: Path) -> None:
     (place / "filling").write_bytes(bytes(left))
 
 
-LOOKS = ["state scan notes", "checkpoint show notes", "checkpoint show notes -p s4.state.url=URL"]
+LOOKS = ["state scan notes", "state tasks notes", "state tasks notes -p s4.state.url=URL"]
 
 
 @pytest.mark.parametrize("command", LOOKS)
