@@ -35,5 +35,5 @@ async def in_sessions(
     except SessionLost as lost:
         raise SessionLost(
             f"{lost}, for the {_MORE_SESSIONS + 1}th time, so the {what} may be left undone; see "
-            f"s4 apps and s4 status, and run the command again"
+            f"s4 status, and run the command again"
         ) from lost

@@ -13,6 +13,7 @@ from shared_apps import Click, Forward, OnePE
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Config, Container, OutputStream, ProcessingElement
+from s4node.state import task_state
 from s4node.testing.memory_network import host
 from s4node.testing.world import World
 
@@ -84,6 +85,8 @@ class Double(ProcessingElement):
 def two_apps(one: App, two: App, folder: Path, grade: str) -> Iterator[World]:
     """Two apps with small queues, each of which consumes what the other puts."""
     world = World()
+    limits = pytest.MonkeyPatch()
+    limits.setattr(task_state, "CHANGES_BYTES", 1024)
     try:
         for app, other in ((one, two), (two, one)):
             settings = {
@@ -95,7 +98,6 @@ def two_apps(one: App, two: App, folder: Path, grade: str) -> Iterator[World]:
                 "s4.state.folder": str(folder / app.name),
                 "s4.stream.workQueueSize": "10",
                 "s4.remoteSender.workQueueSize": "10",
-                "s4.state.changesBytes": "1024",
                 "s4.watchdog.ms": "0",
             }
             world.start_soon(run, app.name, Container(app, Config.from_values(settings)).run)
@@ -104,6 +106,7 @@ def two_apps(one: App, two: App, folder: Path, grade: str) -> Iterator[World]:
         assert not world.failures
     finally:
         world.close()
+        limits.undo()
 
 
 async def run(name: str, run: Callable[[], Awaitable[None]]) -> None:
