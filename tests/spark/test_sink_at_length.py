@@ -9,7 +9,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,14 @@ from spark_job import SHARE, kill, start
 from spark_rows import Node, Row, node_in, until
 
 from s4node import Oldest, SyncClient
-from s4node.spark import register
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
-WRITES = int(os.environ.get("SINK_WRITES", "100"))
+WRITES = int(os.environ.get("SINK_WRITES", "50"))
 TASKS = int(os.environ.get("SINK_TASKS", "200"))
 ROWS = int(os.environ.get("SINK_ROWS", "100000"))
 KILLS = int(os.environ.get("SINK_KILLS", "2"))
 ROWS_OF_WRITE = 5
-BESIDE = 4
-"""Writes at the same time."""
 START_SECONDS = 150
 
 
@@ -62,29 +58,19 @@ def save(rows: Any, node: Node) -> None:
 
 
 def test_many_writes_leave_no_sink_and_each_row_once(spark: Any, node: Node) -> None:
-    most = 0
-
-    def write(number: int) -> None:
-        nonlocal most
+    for number in range(WRITES):
         first = number * ROWS_OF_WRITE
         rows = spark.range(first, first + ROWS_OF_WRITE, 1, 1)
         save(rows.selectExpr("concat('u', id % 100) as user", "id as n"), node)
         if number % 100 == 0:
-            most = max(most, len(node.ask("sink.list")["sinks"]))
-
-    register(spark)  # Spark's own search for formats is not made for several threads
-    with ThreadPoolExecutor(BESIDE) as pool:
-        for _ in pool.map(write, range(WRITES)):
-            pass
-    assert most <= BESIDE
-    assert node.ask("sink.list")["sinks"] == []
-    assert node.staged == []
-    assert node.ask("describe", stream="clicks")["producers"] == 0
-    check(node, "clicks", WRITES * ROWS_OF_WRITE)
-    node.stop()
-    node.start()
-    assert node.ask("sink.list")["sinks"] == []
-    assert node.count("clicks") == WRITES * ROWS_OF_WRITE
+            assert node.ask("sink.list")["sinks"] == []
+    for _ in range(2):
+        assert node.ask("sink.list")["sinks"] == []
+        assert node.staged == []
+        assert node.ask("describe", stream="clicks")["producers"] == 0
+        check(node, "clicks", WRITES * ROWS_OF_WRITE)
+        node.stop()
+        node.start()
 
 
 def test_one_commit_of_many_tasks_has_each_row_once(spark: Any, node: Node) -> None:
