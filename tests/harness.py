@@ -33,6 +33,7 @@ from s4node.config.config import Config
 from s4node.errors import leaves
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
+from s4node.net.ingress import peer_limits
 from s4node.net.wire import frame as wire
 from s4node.runtime.container.container import Container
 
@@ -310,6 +311,11 @@ def children(pid: int) -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             found += map(int, path.read_text().split())
     return found
+
+
+def limit_peers(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    """Have the test's listeners limit peers so."""
+    monkeypatch.setattr(peer_limits, "LIMITS", peer_limits.LIMITS._replace(**limits))
 
 
 @contextmanager

@@ -179,58 +179,16 @@ LISTENER_MAX_FRAME_EVENTS = Setting(
 )
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
-    "The most peers that may be connected at a time. Each takes a file descriptor. A peer that has "
-    "sent nothing, else the one that is silent for longest, and at least a second, makes room for "
-    "the next one; if there is none, that one is refused.",
-    belongs_to="node",
-)
-LISTENER_MAX_CONNECTIONS_PER_HOST = Setting(
-    _LISTENER, "s4.listener.maxConnectionsPerHost", "512", kinds.whole(1),
-    "The same for the peers at one address.",
+    "The most peers that may be connected at a time, each with a file descriptor; one address may "
+    "have half of them, but at least 512. A peer that has sent nothing, else the one that is "
+    "silent for longest, and at least a second, makes room for the next one; if there is none, "
+    "that one is refused.",
     belongs_to="node",
 )
 LISTENER_PATIENCE = Setting(
     _LISTENER, "s4.listener.patience", "30000", kinds.milliseconds(1),
     "A connection is ended if for this long its peer sends nothing from the start, does not finish "
     "a message, or reads nothing of what waits for it. The peer may connect again.",
-    belongs_to="node",
-)
-LISTENER_UNFINISHED_BYTES = Setting(
-    _LISTENER, "s4.listener.unfinishedBytes", "67108864", kinds.size(1024, 2**40),
-    "The memory for messages of which a part has come, and for those that are not handled yet, of "
-    "all peers together. Beyond it the connection with most of it is ended.",
-    belongs_to="node",
-)
-LISTENER_UNREAD_BYTES = Setting(
-    _LISTENER, "s4.listener.unreadBytes", "67108864", kinds.size(1024, 2**40),
-    "The memory for answers that peers have not read, of all together. Nothing more is read from a "
-    "peer with a 64th of it. Beyond it the connection with most of them is ended.",
-    belongs_to="node",
-)
-LISTENER_MAX_PRODUCERS = Setting(
-    _LISTENER, "s4.listener.maxProducers", "1024", kinds.whole(1),
-    "The most producers for which one connection may open a stream; a further one is refused.",
-    belongs_to="node",
-)
-LISTENER_MAX_LANES = Setting(
-    _LISTENER, "s4.listener.maxLanes", "131072", kinds.whole(1),
-    "The most lanes of connected peers: a producer has one in each partition of a stream that it "
-    "opens, of about 700 bytes. One connection may have a quarter of them. Beyond it the "
-    "connection with most lanes is ended.",
-    belongs_to="node",
-)
-LISTENER_TYPE_BYTES = Setting(
-    _LISTENER, "s4.listener.typeBytes", "16777216", kinds.size(65536, 2**40),
-    "The bytes of event types that connected peers have declared, of all together. One connection "
-    "may declare a 64th of them. Beyond it the connection with most of them is ended.",
-    belongs_to="node",
-)
-LISTENER_HELLOS_PER_SECOND = Setting(
-    _LISTENER, "s4.listener.hellosPerSecond", "500", kinds.whole(1),
-    "Hellos, queries and bad frames that are read from a connection in a second, and four times as "
-    "many at once; a long hello counts once for each kilobyte. Others wait in the connection. From "
-    "all connections together, 8 times as many are read; beyond that, those wait that have sent "
-    "more than 64 lately.",
     belongs_to="node",
 )
 
@@ -608,12 +566,6 @@ LOG_MAX_PARTITIONS = Setting(
     "The most partitions of all streams of the log together; the spools of sinks may have as many "
     "again. Each takes three file descriptors and about 200 KB of memory, and any peer may create "
     "streams.",
-    belongs_to="node",
-)
-LOG_TYPE_BYTES = Setting(
-    _LOG, "s4.log.typeBytes", "8388608", kinds.size(1024, 2**31 - 1),
-    "The bytes of the declared event types of all streams of the log; others are refused. Answers "
-    "with all types must fit into a message.",
     belongs_to="node",
 )
 LOG_STAGED_EXPIRY = Setting(

@@ -70,7 +70,7 @@ class LogHost:
         self._feeds: dict[Connection, Feed] = {}
         self._scopes: dict[Connection, trio.CancelScope] = {}
         self._queue: Gauge
-        self._types = TypeBytes(config[settings.LOG_TYPE_BYTES])
+        self._types = TypeBytes()
         self._streams: HostedStreams
         self._sinks: Sinks | None = None
         self._questions: Questions

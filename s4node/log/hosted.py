@@ -46,6 +46,7 @@ from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.split import Part, Splitting
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
+from s4node.net.ingress import peer_limits
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import runs
@@ -66,8 +67,8 @@ _GENERIC = EventType(GenericEvent)
 class TypeBytes:
     """The bytes of the event types of all streams, at most ``limit``."""
 
-    def __init__(self, limit: int = 8 << 20) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
+        self.limit = peer_limits.LIMITS.log_type_bytes
         self.used = 0
 
 
@@ -233,8 +234,7 @@ class HostedStream:
         if new and taken.used + sum(map(size_of, new)) > taken.limit:
             raise LimitReached(
                 f"stream {self.name!r}: the event types of the log have {taken.used} bytes, and at "
-                f"most {taken.limit} are allowed (s4.log.typeBytes); delete a stream, or raise "
-                f"the limit"
+                f"most {taken.limit} are allowed; delete a stream"
             )
         for declared in new:
             self._learn(declared)

@@ -52,7 +52,6 @@ from s4node.errors import (
 from s4node.forks import closed_in_forks
 from s4node.metrics.snapshot import MetricsSnapshot, numbers_of
 from s4node.metrics.statistics import ContainerStatistics
-from s4node.net.ingress import node_totals
 from s4node.process import log_setup, stdio
 from s4node.process.container_entry import listed, streams_of
 from s4node.process.stopping import tune_python
@@ -200,8 +199,6 @@ def main() -> NoReturn:
     exit_record.assign(begin.exit_record, supervised=True)
     try:
         config = Config.from_values(begin.settings)
-        if begin.totals:
-            node_totals.join(begin.totals, begin.place)
         log_setup.configure_from(config)
         app = _load(begin, config)
         trio.run(_run, line, begin, app, config)

@@ -28,6 +28,7 @@ from s4node.config.key import Setting
 from s4node.events.keys import Partitioner, crc32m, key_bytes
 from s4node.events.schema import EventType, TypeDecl
 from s4node.net.ingress import connection, producer_lane
+from s4node.net.ingress.peer_limits import LIMITS
 from s4node.net.wire import frame as wire
 
 if TYPE_CHECKING:
@@ -139,18 +140,32 @@ def test_the_annotated_hex_is_the_golden_data_frame() -> None:
         settings.LISTENER_MAX_ENVELOPE_BYTES,
         settings.LISTENER_MAX_FRAME_BYTES,
         settings.LISTENER_MAX_CONNECTIONS,
-        settings.LISTENER_MAX_CONNECTIONS_PER_HOST,
         settings.LISTENER_PATIENCE,
-        settings.LISTENER_UNFINISHED_BYTES,
-        settings.LISTENER_UNREAD_BYTES,
-        settings.LISTENER_MAX_LANES,
-        settings.LISTENER_TYPE_BYTES,
-        settings.LISTENER_HELLOS_PER_SECOND,
     ],
     ids=lambda setting: setting.name,
 )
 def test_the_limits_are_the_defaults_of_the_settings(setting: Setting[int]) -> None:
     assert f"`{setting.name}` ({setting.text})" in section("6. Errors and limits")
+
+
+def test_the_limits_that_no_setting_changes_are_those_of_the_table() -> None:
+    page = section("6. Errors and limits")
+    limits = LIMITS
+    for told in (
+        f"or {limits.connections_per_host} from one address",
+        f"that has {limits.half_open_per_host} whose handshake is not over",
+        f"more than {limits.bytes >> 20} MiB of messages",
+        f"more than {limits.lanes} lanes",
+        f"beyond {limits.hellos_per_second} a second",
+        f"beyond {limits.all_hellos_per_second} a second of all connections",
+        f"at most {limits.few_hellos} lately",
+        f"{limits.unread_bytes >> 20} MiB of unread answers",
+        f"more than {limits.type_bytes >> 10} KiB of types",
+        f"more than {limits.own_lanes} lanes",
+        f"its types have more than {limits.log_type_bytes >> 20} MiB",
+        f"beyond {limits.producers} of a stream",
+    ):
+        assert told in page
 
 
 def test_the_times_and_other_bounds_are_those_of_the_code() -> None:

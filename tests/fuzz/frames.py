@@ -35,6 +35,11 @@ from s4node.systems.embedded_log import EmbeddedLog
 
 APP = """
 from s4node import App, Event, GenericEvent, ProcessingElement, tumbling
+from s4node.net.ingress import peer_limits
+
+peer_limits.LIMITS = peer_limits.LIMITS._replace(
+    hellos_per_second=100_000, all_hellos_per_second=800_000
+)
 
 class Click(Event):
     user: str
@@ -260,7 +265,7 @@ async def survived(
     credentials: Credentials | None = None
     options = [f"s4.log.folder={folder / 'log'}", f"s4.state.folder={folder / 'state'}"]
     options += ["s4.stream.clicks.grade=durable", "s4.stream.fast.grade=fast"]
-    options += ["s4.cluster.partitions=2", "s4.listener.hellosPerSecond=100000"]
+    options += ["s4.cluster.partitions=2"]
     if tls:
         issuer = Issuer(folder / "certs")
         options += [f"{key}={value}" for key, value in issuer.node().items()][:-1]

@@ -12,6 +12,7 @@ from harness import (
     RawPeer,
     data_frame,
     free_port,
+    limit_peers,
     proxy,
     raw_peer,
     running,
@@ -61,19 +62,39 @@ async def test_the_partitions_of_a_log_are_at_most_those_of_the_setting(tmp_path
         assert node.statistics().peers["limits reached"] == 1
 
 
-async def test_the_event_types_of_a_log_have_at_most_the_bytes_of_the_setting(
-    tmp_path: Path,
+async def test_readers_of_a_log_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limit_peers(monkeypatch, own_lanes=100)
+    reads = {wire.SUBSCRIBE: True}
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
+        await log.create("pages", 1)
+        async with raw_peer(node.address) as peer:
+            for n in range(101):
+                await peer.send_frames(wire.Hello(f"r{n}", "1", "pages", headers=reads))
+            last = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+            assert "this connection would have 101 lanes, more than 100" in last.error
+            await peer.send_frames(wire.EndOfStream("pages", "r1"))
+            await peer.send_frames(wire.Hello("later", "1", "pages", headers=reads))
+            answer = await peer.receive_until(
+                lambda frame: frame.headers.get(wire.READER) == "later"
+            )
+            assert not answer.error
+
+
+async def test_the_event_types_of_a_log_have_a_limit_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_peers(monkeypatch, log_type_bytes=1024)
     fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(30))
     long = TypeDecl("Long", fingerprint_of("Long", fields), fields)
-    settings = {"s4.log.typeBytes": "1024"}
-    async with log_node(tmp_path, settings=settings) as node, log_at(node.address) as log:
+    async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks", 1)
         async with raw_peer(node.address) as peer:
             await peer.send_frames(wire.Hello("raw", "1", "clicks", (long,)))
             answer = await peer.receive_until(lambda header: isinstance(header, wire.Hello))
             assert isinstance(answer, wire.Hello)
-            assert "at most 1024 are allowed (s4.log.typeBytes)" in answer.error
+            assert "at most 1024 are allowed; delete a stream" in answer.error
         assert node.statistics().peers["limits reached"] == 1
         async with Client(node.address) as client:
             clicks = await client.stream("clicks")

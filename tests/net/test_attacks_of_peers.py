@@ -105,24 +105,6 @@ async def test_maps_whose_keys_share_one_hash_do_not_stall_the_node(tmp_path: Pa
             assert cpu(node) - before < 3
 
 
-async def test_readers_of_a_log_are_bounded(tmp_path: Path) -> None:
-    log = ("-p", f"s4.log.folder={tmp_path / 'log'}", "-p", "s4.listener.maxLanes=400")
-    async with victim(tmp_path, *log) as node:
-        await asked(node, "create", {"stream": "pages", "partitions": 1})
-        reads = {wire.SUBSCRIBE: True}
-        async with raw_peer(node.address) as peer:
-            for n in range(101):
-                await peer.send_frames(wire.Hello(f"r{n}", "1", "pages", headers=reads))
-            last = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
-            assert "this connection would have 101 lanes, more than 100" in last.error
-            await peer.send_frames(wire.EndOfStream("pages", "r1"))
-            await peer.send_frames(wire.Hello("later", "1", "pages", headers=reads))
-            answer = await peer.receive_until(
-                lambda frame: frame.headers.get(wire.READER) == "later"
-            )
-            assert not answer.error
-
-
 async def test_hellos_to_unknown_streams_cost_a_bounded_log(tmp_path: Path) -> None:
     async with victim(tmp_path) as node:
         with attackers(node, 4) as peers:

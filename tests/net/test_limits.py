@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import pytest
 import trio
-from harness import data_frame, until
+from harness import data_frame, limit_peers, until
 from log_nodes import log_node
 from shared_apps import Click
 from structlog.testing import capture_logs
 
 from s4node.events.schema import EventType, TypeDecl, fingerprint_of
 from s4node.metrics.listening import listening
+from s4node.net.ingress.peer_limits import PeerLimits
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 
@@ -43,16 +44,17 @@ def clicks(count: int, text: str = "ann") -> bytes:
 
 
 class Row(NamedTuple):
-    """A setting, what a connection sends after its handshake, what it is told, and the metric."""
+    """A setting or limit, what a connection sends after its handshake, what it is told, and the
+    metric."""
 
-    setting: str
+    limit: str
     sends: bytes
     told: str
     metric: str
     line: str = "a peer has reached a limit"
 
 
-_MANY = [str(n) for n in range(70)]
+_MANY = [str(n) for n in range(140)]
 _ENDED = "a connection was ended"
 _UNFINISHED = hellos("raw") + struct.pack(">Q", 200_000) + bytes(60_000)
 ROWS = (
@@ -66,30 +68,36 @@ ROWS = (
     Row("maxFrameBytes=1024", clicks(1, "x" * 2000), "over the limit of 1024", BAD, "bad frame"),
     Row("maxFrameEvents=3", clicks(4), "over the limit of 3", BAD, "bad frame"),
     Row("maxConnections=1", hellos("raw"), "has 1 connections", REFUSED, "too many connections"),
-    Row(
-        "maxConnectionsPerHost=1", hellos("raw"), "from 127.0.0.1", REFUSED, "too many connections"
-    ),
+    Row("connections_per_host=1", hellos("raw"), "from 127.0.0.1", REFUSED, "too many"),
     Row("patience=100", b"", "it has sent nothing", ENDED, _ENDED),
     Row("patience=100", _UNFINISHED, "it does not finish a message", ENDED, _ENDED),
-    Row("unfinishedBytes=50000", _UNFINISHED, "has sent most of what waits here", ENDED, _ENDED),
-    Row("unreadBytes=65536", hellos(*_MANY[:20], stream="none"), "1024 bytes of answers", LIMITS),
+    Row("bytes=50000", _UNFINISHED, "has sent most of what waits here", ENDED, _ENDED),
+    Row("unread_bytes=1024", hellos(*_MANY[:20], stream="none"), "1024 bytes of answers", LIMITS),
+    Row("bytes=1024", hellos("raw", stream="x" * 2000), "not read its answers", ENDED, _ENDED),
+    Row("own_lanes=1", hellos("a", "b"), "would have 2 lanes, more than 1", LIMITS),
+    Row("producers=1", hellos("a", "b"), "for 1 producers", LIMITS),
+    Row("type_bytes=1024", hellos("a", of=LONG), "types of more than 1024 bytes", LIMITS),
+    Row("hellos_per_second=2", hellos(*_MANY[:9]), "beyond 2 a second wait", LIMITS),
     Row(
-        "unreadBytes=1024", hellos("raw", stream="x" * 2000), "not read its answers", ENDED, _ENDED
+        "all_hellos_per_second=160",
+        hellos(*_MANY),
+        "of all connections beyond 160 a second",
+        LIMITS,
     ),
-    Row("maxLanes=4", hellos("a", "b"), "would have 2 lanes, more than 1", LIMITS),
-    Row("maxProducers=1", hellos("a", "b"), "for 1 producers", LIMITS),
-    Row("typeBytes=65536", hellos("a", of=LONG), "types of more than 1024 bytes", LIMITS),
-    Row("hellosPerSecond=2", hellos(*_MANY[:9]), "beyond 2 a second wait", LIMITS),
-    Row("hellosPerSecond=20", hellos(*_MANY), "of all connections beyond 160 a second", LIMITS),
 )
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[f"{row.setting}-{n}" for n, row in enumerate(ROWS)])
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.limit}-{n}" for n, row in enumerate(ROWS)])
 async def test_a_limit_that_takes_effect_is_told_counted_and_logged_once(
-    tmp_path: Path, row: Row
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
 ) -> None:
-    name, _, value = row.setting.partition("=")
-    async with log_node(tmp_path, settings={f"s4.listener.{name}": value}) as node:
+    name, _, value = row.limit.partition("=")
+    settings = {}
+    if name in PeerLimits._fields:
+        limit_peers(monkeypatch, **{name: int(value)})
+    else:
+        settings[f"s4.listener.{name}"] = value
+    async with log_node(tmp_path, settings=settings) as node:
         host, port = node.address.removeprefix("tcp://").rsplit(":", 1)
 
         def counted() -> int:
@@ -114,8 +122,11 @@ async def test_a_limit_that_takes_effect_is_told_counted_and_logged_once(
     assert len([line for line in lines if line["event"].startswith(row.line)]) == 1
 
 
-async def test_a_connection_that_does_not_read_is_ended_counted_and_logged(tmp_path: Path) -> None:
-    settings = {"s4.listener.patience": "300", "s4.listener.hellosPerSecond": "100000"}
+async def test_a_connection_that_does_not_read_is_ended_counted_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_peers(monkeypatch, hellos_per_second=100_000, all_hellos_per_second=800_000)
+    settings = {"s4.listener.patience": "300"}
     async with log_node(tmp_path, settings=settings) as node:
         host, port = node.address.removeprefix("tcp://").rsplit(":", 1)
         with capture_logs() as lines:

@@ -20,6 +20,7 @@ from harness import (
     RawPeer,
     data_frame,
     free_port,
+    limit_peers,
     node_process,
     proxy,
     raw_peer,
@@ -156,25 +157,27 @@ async def test_the_most_events_of_a_frame_are_those_of_the_setting() -> None:
         await until(lambda: node.seen == [0, 1, 2])
 
 
-async def test_a_peer_that_asks_too_often_is_told_once_and_counted() -> None:
+async def test_a_peer_that_asks_too_often_is_told_once_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.hellosPerSecond": "2"}
+    limit_peers(monkeypatch, hellos_per_second=2)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         await peer.send(wire.envelope([GOOD] * 12))
-        assert "beyond 2 a second wait (s4.listener.hellosPerSecond)" in await error_of(peer)
+        assert "beyond 2 a second wait" in await error_of(peer)
         await until(lambda: counts(node)["limits reached"] == 1)
 
 
-async def test_a_long_hello_counts_as_many_short_ones() -> None:
+async def test_a_long_hello_counts_as_many_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
-    settings = {"s4.listener.hellosPerSecond": "25"}
+    limit_peers(monkeypatch, hellos_per_second=25, all_hellos_per_second=200)
     fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(60))
     long = TypeDecl("Long", fingerprint_of("Long", fields), fields)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         hello = wire.encode_frame(wire.Hello("raw", "1", "unknown", (long,)))
@@ -518,13 +521,15 @@ async def test_many_peers_of_a_busy_node_are_all_heard_within_a_few_turns() -> N
 
 
 @pytest.mark.parametrize(
-    ("setting", "whose"), [("maxConnections", ""), ("maxConnectionsPerHost", " from 127.0.0.1")]
+    ("most", "per_host", "told"),
+    [("2", 512, " (s4.listener.maxConnections)"), ("4", 2, " from 127.0.0.1")],
 )
 async def test_more_peers_than_allowed_are_turned_away_and_counted(
-    setting: str, whose: str
+    monkeypatch: pytest.MonkeyPatch, most: str, per_host: int, told: str
 ) -> None:
     node = Node()
-    settings = {f"s4.listener.{setting}": "2"}
+    settings = {"s4.listener.maxConnections": most}
+    limit_peers(monkeypatch, connections_per_host=per_host)
     async with running(node.app, settings) as node.container:
         async with AsyncExitStack() as crowd, trio.open_nursery() as busy:
             for _ in range(2):
@@ -532,8 +537,8 @@ async def test_more_peers_than_allowed_are_turned_away_and_counted(
                 await peer.open("clicks", "raw", Click)
                 busy.start_soon(go_on, peer)
             third = await trio.open_tcp_stream(*tcp(node.container.address))
-            told = b"".join([part async for part in third])
-            assert f"the node has 2 connections{whose} (s4.listener.{setting})".encode() in told
+            last = b"".join([part async for part in third])
+            assert f"the node has 2 connections{told}".encode() in last
             await third.aclose()
             assert counts(node)["connections refused"] == 1
             with capture_logs() as logs:
@@ -594,10 +599,12 @@ async def test_a_connection_that_does_not_finish_a_message_is_ended_and_told_so(
         assert b"it does not finish a message" in told
 
 
-async def test_the_longest_of_too_many_unfinished_messages_ends_its_connection() -> None:
+async def test_the_longest_of_too_many_unfinished_messages_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.unfinishedBytes": "100000"}
-    async with running(node.app, settings) as node.container, AsyncExitStack() as both:
+    limit_peers(monkeypatch, bytes=100_000)
+    async with running(node.app) as node.container, AsyncExitStack() as both:
         short, longest = [
             await both.enter_async_context(await trio.open_tcp_stream(*tcp(node.container.address)))
             for _ in range(2)
@@ -611,11 +618,13 @@ async def test_the_longest_of_too_many_unfinished_messages_ends_its_connection()
         await node.works()
 
 
-async def test_messages_that_wait_to_be_handled_count_as_unfinished_ones_do() -> None:
+async def test_messages_that_wait_to_be_handled_count_as_unfinished_ones_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.unfinishedBytes": "100000", "s4.listener.hellosPerSecond": "2"}
+    limit_peers(monkeypatch, bytes=100_000, hellos_per_second=2)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         await peer.send(wire.envelope([GOOD] * 4000))  # 8 are read at once
@@ -623,11 +632,13 @@ async def test_messages_that_wait_to_be_handled_count_as_unfinished_ones_do() ->
         assert reason == "it has sent most of what waits here, and the node has too much"
 
 
-async def test_producers_beyond_those_of_a_connection_take_up_no_lanes() -> None:
+async def test_producers_beyond_those_of_a_connection_take_up_no_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.maxLanes": "4400"}  # a connection may have 1,100
+    limit_peers(monkeypatch, own_lanes=1100)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         await peer.send_frames(*(wire.Hello(f"raw-{n}", "1", "clicks") for n in range(1200)))
@@ -639,22 +650,26 @@ async def test_producers_beyond_those_of_a_connection_take_up_no_lanes() -> None
         assert all("has opened it for 1024 producers" in error for error in refused)
 
 
-async def test_answers_beyond_what_peers_may_leave_unread_end_the_connection_with_most() -> None:
+async def test_answers_beyond_what_peers_may_leave_unread_end_the_connection_with_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.unreadBytes": "4096"}
+    limit_peers(monkeypatch, bytes=4096)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         await peer.send_frames(wire.Hello("raw", "1", "x" * 4096))
         assert await why_ended(peer) == "it does not read its answers"
 
 
-async def test_types_beyond_what_a_connection_may_declare_are_refused_by_name() -> None:
+async def test_types_beyond_what_a_connection_may_declare_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.typeBytes": "65536"}
+    limit_peers(monkeypatch, type_bytes=1024)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(30))
@@ -778,9 +793,15 @@ async def test_a_flood_beyond_the_credit_is_dropped_and_answered_and_others_go_o
 
 @pytest.mark.long
 async def test_a_peer_that_asks_without_end_and_never_reads_costs_a_bounded_number_of_answers(
-    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with raw_peer(node.container.address) as peer, trio.open_nursery() as nursery:
+    node = Node()
+    limit_peers(monkeypatch, hellos_per_second=100_000, all_hellos_per_second=100_000)
+    async with (
+        running(node.app) as node.container,
+        raw_peer(node.container.address) as peer,
+        trio.open_nursery() as nursery,
+    ):
 
         async def ask() -> None:
             while True:

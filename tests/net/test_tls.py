@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import trio
 from certificates import TLS, Issuer
-from harness import data_frame, plain_errors, run_s4, running, s4_process, until
+from harness import data_frame, limit_peers, plain_errors, run_s4, running, s4_process, until
 from log_nodes import Tap, log_node
 from recording_app import RecordingApp
 from several_containers import nodes, words
@@ -354,6 +354,33 @@ async def test_changed_certificates_are_used_for_the_next_connections(issuer: Is
                     await third.stream("clicks")
             [told] = [line for line in lines if "cannot be used" in line["event"]]
             assert "half of a key" not in str(told)
+
+
+async def test_handshakes_that_an_address_does_not_finish_keep_nobody_out(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_peers(monkeypatch, half_open_per_host=2)
+    settings = {**issuer.node(), "s4.comm.timeout": "60000"}
+    async with running(RecordingApp(), settings) as node, AsyncExitStack() as crowd:
+        listener = node.listener
+
+        async def half_open() -> trio.SocketStream:
+            raw = trio.socket.socket()
+            await raw.bind(("127.0.0.2", 0))
+            await raw.connect(("127.0.0.1", int(listener.address.rpartition(":")[2])))
+            return await crowd.enter_async_context(trio.SocketStream(raw))
+
+        first, _, third = [await half_open() for _ in range(3)]
+        assert await third.receive_some() == b""
+        assert listener.counts["connections refused"] == 1
+        async with Client(listener.address, credentials=issuer.credentials(BANK)) as client:
+            await client.stream("clicks")
+        await first.aclose()
+        await until(lambda: len(listener.connections) == 1)
+        await half_open()
+        await until(lambda: len(listener.connections) == 2)
+        assert listener.counts["connections refused"] == 1
+        listener.stop_accepting()
 
 
 # -- who may do what ------------------------------------------------------------------------------

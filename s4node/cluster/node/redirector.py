@@ -81,7 +81,7 @@ class Redirector:
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
-        self._listener = Listener.configured(config, self, self._wake)
+        self._listener = Listener(config, self, self._wake)
         self._use = ProcessUse()
         self._reporting = Reporting(
             reporters_of(config) if self._log is not None else (),

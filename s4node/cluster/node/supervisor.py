@@ -49,7 +49,6 @@ from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
-from s4node.net.ingress import node_totals
 
 log = get_logger("s4node.cluster")
 
@@ -224,7 +223,6 @@ class ContainerProcess:
                 self.prepared = None
                 self.statistics = None
                 self.own_metrics = []
-        node_totals.clear(self.begin.place)
         self._exited(process.returncode)
 
     async def _leave_cluster(self) -> None:
@@ -381,10 +379,9 @@ class Supervisor:
     """The container processes of a node or a launcher; see :func:`supervising`."""
 
     def __init__(
-        self, nursery: trio.Nursery, limits: Limits, totals: str, end_session: EndSession | None
+        self, nursery: trio.Nursery, limits: Limits, end_session: EndSession | None
     ) -> None:
         self.limits = limits
-        self._totals = totals
         self._end_session = end_session
         self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
@@ -396,9 +393,7 @@ class Supervisor:
         seconds = min(begin.pulse_seconds, self.limits.pulse_interval)
         taken = {process.begin.place for process in self.processes}
         place = next(number for number in count(1) if number not in taken)
-        begin = msgspec.structs.replace(
-            begin, pulse_seconds=seconds, totals=self._totals, place=place
-        )
+        begin = msgspec.structs.replace(begin, pulse_seconds=seconds, place=place)
         process = ContainerProcess(begin, self.limits, self._change, self._end_session)
         self.processes.append(process)
         self._nursery.start_soon(process.run)
@@ -430,12 +425,11 @@ async def supervising(
 ) -> AsyncIterator[Supervisor]:
     """A supervisor for the block; processes that still run at its end are killed. ``end_session``
     ends the session with a key."""
-    with node_totals.shared() as totals:
-        async with trio.open_nursery() as nursery:
-            try:
-                yield Supervisor(nursery, limits, totals, end_session)
-            finally:
-                nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        try:
+            yield Supervisor(nursery, limits, end_session)
+        finally:
+            nursery.cancel_scope.cancel()
 
 
 def status_of(

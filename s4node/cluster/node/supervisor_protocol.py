@@ -77,9 +77,8 @@ class Begin(Message, tag="begin", frozen=True):
     check: StateCheck = AS_IS
     """How it checks saved state if it is held."""
     pulse_seconds: float = 1.0
-    totals: str = ""
-    """The file in which the node's processes count what peers take up together."""
     place: int = 0
+    """Its number among the processes of its node."""
 
 
 class Go(Message, tag="go", frozen=True):

@@ -23,7 +23,7 @@ from s4node import clocks
 from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import size_of
 from s4node.net.certificates.identity import Holder
-from s4node.net.ingress.peer_limits import LITTLE, Budget, PeerLimits, Rate
+from s4node.net.ingress.peer_limits import PeerLimits, Rate
 from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
 from s4node.net.transport.network import AcceptedPipe
 from s4node.net.wire import frame as wire
@@ -40,15 +40,16 @@ class Peers(Protocol):
 
     counts: Counter[str]
     limits: PeerLimits
+    patience: float
     verdict_delay: float
-    unread: Budget[Connection]
-    unhandled: Budget[Connection]
-    lanes: Budget[Connection]
-    types: Budget[Connection]
     hellos: Rate
 
     def unwelcome(self, peer: Holder) -> str:
         """Why a peer is not served; empty if it is."""
+        ...
+
+    def shaken(self, connection: Connection) -> None:
+        """Note that a connection's handshake of TLS is over, or the connection is."""
         ...
 
     def has_news(self, connection: Connection) -> None:
@@ -59,8 +60,8 @@ class Peers(Protocol):
         """Log a warning caused by a peer, now and then."""
         ...
 
-    def end_largest(self) -> None:
-        """End connections until no budget is exceeded by those of this process."""
+    def count_use(self, connection: Connection) -> None:
+        """Count what a connection takes up; end those that take most, beyond the budgets."""
         ...
 
 
@@ -84,14 +85,17 @@ class Connection:
         self.ended = trio.Event()
         self.silent = trio.Event()
         self.scope = trio.CancelScope()
+        self.half_open = False  # its handshake of TLS goes on
         self.spoke = False  # a good frame has come
         self.heard = clocks.steady()  # when it has sent something last, about
         self.congested = False  # nothing more is read for now
         self._listener = listener
         self._hellos = Rate(listener.limits.hellos_per_second)
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
-        self._lane_count = 0  # of all
-        self._type_bytes = 0
+        self.lanes = 0  # of all
+        self.unread_bytes = 0  # of answers
+        self.waiting_bytes = 0  # of messages that are unfinished or not handled
+        self.type_bytes = 0  # of declared types
         self._told: set[str] = set()  # why it is read more slowly
         self.holder: Holder | None = None
         """Who the peer is, by its certificate; None if peers need none."""
@@ -208,7 +212,7 @@ class Connection:
             return now + _RETRY_SECONDS
         self.answers.clear()
         self._answer_bytes = 0
-        if self.socket.unsent or self._listener.unread.total:
+        if self.socket.unsent or self.unread_bytes:
             self._count_unread()
         for lane in told:
             if not lane.urgent:
@@ -272,14 +276,12 @@ class Connection:
     def _count_unread(self) -> None:
         """Note the bytes that wait for the peer to read."""
         size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)
-        most = self._listener.limits.own_unread_bytes
+        most = self._listener.limits.unread_bytes
         if size > most:
-            self._slow_down(
-                f"nothing more is read while more than {most} bytes of answers wait (a 64th of "
-                f"s4.listener.unreadBytes)"
-            )
-        if self._listener.unread.set(self, size) is not None:
-            self._listener.end_largest()
+            self._slow_down(f"nothing more is read while more than {most} bytes of answers wait")
+        if size != self.unread_bytes:
+            self.unread_bytes = size
+            self._listener.count_use(self)
 
     def count_hello(self, size: int = 0) -> None:
         """Note a hello, a query or a bad frame, with a header of so many bytes."""
@@ -287,13 +289,10 @@ class Connection:
         self._hellos.count(now, times)
         self._listener.hellos.count(now, times)
         if self._waits(now):
-            rate, whose = self._listener.limits.hellos_per_second, ""
+            rate, whose = self._hellos.per_second, ""
             if not self._hellos.seconds_until_next(now):
                 rate, whose = self._listener.hellos.per_second, " of all connections"
-            self._slow_down(
-                f"hellos, queries and bad frames{whose} beyond {rate:g} a second wait "
-                f"(s4.listener.hellosPerSecond)"
-            )
+            self._slow_down(f"hellos, queries and bad frames{whose} beyond {rate:g} a second wait")
 
     def _slow_down(self, reason: str) -> None:
         """Read nothing more for a while; the peer is told once for each reason."""
@@ -308,13 +307,13 @@ class Connection:
         while self.congested:
             await trio.sleep(max(_RETRY_SECONDS, self._waits(trio.current_time())))
             self._count_unread()
-            if self._answer_bytes <= self._listener.limits.own_unread_bytes:
+            if self._answer_bytes <= self._listener.limits.unread_bytes:
                 self.congested = bool(self._waits(trio.current_time()))
 
     def _waits(self, now: float) -> float:
         """The seconds until a hello may be read again."""
         own = self._hellos.seconds_until_next(now)
-        if self._hellos.spent <= LITTLE:
+        if self._hellos.spent <= self._listener.limits.few_hellos:
             return own
         return max(own, self._listener.hellos.seconds_until_next(now))
 
@@ -327,36 +326,31 @@ class Connection:
         if producers >= limits.producers:
             return self.limited(
                 f"stream {hello.stream!r}: this connection has opened it for {limits.producers} "
-                f"producers, the most that are allowed (s4.listener.maxProducers); use another "
-                f"connection"
+                f"producers, the most that are allowed; use another connection"
             )
         types = sum(map(size_of, hello.types))
-        if self._type_bytes + types > limits.own_type_bytes:
+        if self.type_bytes + types > limits.type_bytes:
             return self.limited(
                 f"stream {hello.stream!r}: this connection has declared event types of more than "
-                f"{limits.own_type_bytes} bytes (a 64th of s4.listener.typeBytes); use smaller "
-                f"types, or another connection"
+                f"{limits.type_bytes} bytes; use smaller types, or another connection"
             )
         opened = hello.stream, hello.peer
-        lanes = self._lane_count + partitions - self._lanes.get(opened, 0)
+        lanes = self.lanes + partitions - self._lanes.get(opened, 0)
         if lanes > limits.own_lanes:
             return self.limited(
                 f"stream {hello.stream!r}: with {hello.peer!r} this connection would have {lanes} "
-                f"lanes, more than {limits.own_lanes} (a quarter of s4.listener.maxLanes); use "
-                f"another connection"
+                f"lanes, more than {limits.own_lanes}; use another connection"
             )
-        self._type_bytes += types
-        self._lanes[opened], self._lane_count = partitions, lanes
-        self._listener.types.set(self, self._type_bytes)
-        self._listener.lanes.set(self, lanes)
-        self._listener.end_largest()
+        self.type_bytes += types
+        self._lanes[opened], self.lanes = partitions, lanes
+        self._listener.count_use(self)
         return ""
 
     def left(self, stream: str, peer: str) -> None:
         """Note that a producer or reader has ended."""
         if lanes := self._lanes.pop((stream, peer), 0):
-            self._lane_count -= lanes
-            self._listener.lanes.set(self, self._lane_count)
+            self.lanes -= lanes
+            self._listener.count_use(self)
 
     def limited(self, reason: str) -> str:
         """Count and log that a limit has taken effect; return the reason, for the peer."""
@@ -375,7 +369,7 @@ class Connection:
         before, since = self._progress
         if waits != before:
             self._progress = waits, now
-        elif waits != (False, None, None) and now - since >= self._listener.limits.patience:
+        elif waits != (False, None, None) and now - since >= self._listener.patience:
             if not self.spoke:
                 return "it has sent nothing"
             return "it does not read" if self.socket.unsent else "it does not finish a message"
@@ -384,7 +378,6 @@ class Connection:
     def end_because(self, reason: str) -> None:
         """End the connection, and tell the peer why."""
         if self.scope.cancel_called:
-            self.released()
             return
         self._listener.counts["connections ended"] += 1
         self.warn("a connection was ended", reason=reason)
@@ -393,20 +386,28 @@ class Connection:
                 self.socket.send_nowait(last_word(reason))
             self.socket.drop_input()  # at once: its task may have to wait for many others
         self.frames, self.envelope_bytes = None, 0
-        self.released()
         self.congested = True
         self.scope.cancel()
+        self._listener.count_use(self)
 
     def fail(self, error: Exception) -> None:
         """End the connection, because of an error of this node while it answers the peer."""
         self.warn("a connection has failed", traceback="".join(format_exception(error)))
         self.end_because(f"the node has failed to answer: {type(error).__name__}; see its log")
 
-    def released(self) -> None:
-        """Give back what the connection took up, when it has ended."""
-        listener = self._listener
-        for budget in (listener.unread, listener.unhandled, listener.lanes, listener.types):
-            budget.set(self, 0)
+    def main_use(self) -> str:
+        """What most of the connection's bytes are, as the reason to end it."""
+        return max(
+            (self.unread_bytes, "it does not read its answers"),
+            (
+                self.waiting_bytes,
+                "it has sent most of what waits here, and the node has too much",
+            ),
+            (
+                self.type_bytes,
+                "it has declared more types than others, and the node has too many",
+            ),
+        )[1]
 
     @property
     def live(self) -> bool:
@@ -420,6 +421,7 @@ class Connection:
             self.silent.set()
         elif self.socket is not None and self.socket.holder is not None:
             self.holder = self.socket.holder
+            self._listener.shaken(self)
             if problem := self._listener.unwelcome(self.holder):
                 self.end_because(problem)
 

@@ -27,11 +27,11 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
-from s4node.net.certificates.credentials import SCHEME, Credentials
+from s4node.net.certificates.credentials import SCHEME
 from s4node.net.certificates.identity import Holder
-from s4node.net.ingress import node_totals
+from s4node.net.ingress import peer_limits
 from s4node.net.ingress.connection import Connection, last_word
-from s4node.net.ingress.peer_limits import Budget, PeerLimits
+from s4node.net.ingress.peer_limits import Budget, Rate
 from s4node.net.ingress.peer_rights import refusal, unwelcome
 from s4node.net.ingress.served_address import serving_credentials
 from s4node.net.ingress.slices import MOST_SECONDS, Slices
@@ -74,51 +74,41 @@ def no_log(query: wire.Query) -> bytes:
 
 
 class Listener:
-    """Listens on ``address``; port 0 takes any free one, of ``ports`` if those are given.
+    """The configured listener; nothing is read while ``held`` returns True.
 
     Once it listens, ``address`` is the address for others: with the actual port, and the host
-    ``advertise`` if given, which may have another port. Nothing is read while ``held`` returns
-    True.
+    that it advertises, which may have another port.
     """
 
     def __init__(
         self,
-        address: str,
+        config: Config,
         handler: FrameHandler,
-        *,
-        advertise: str = "",
-        credentials: Credentials | None = None,
-        cluster: str = "",
-        is_open: bool = False,
-        ports: tuple[int, ...] = (),
-        max_envelope_bytes: int,
-        max_frame_bytes: int,
-        limits: PeerLimits,
-        handshake_seconds: float,
-        verdict_delay: float,
         nudge: Callable[[], None],
         held: Callable[[], bool] | None = None,
     ) -> None:
-        self.address = address
+        self.address = config[settings.LISTENER_ADDRESS]
         self.counts: Counter[str] = Counter()
         self.connections: dict[Connection, None] = {}
         self._handler = handler
-        self._credentials = credentials
-        self._cluster = cluster
-        self._is_open = is_open
-        self._advertise = advertise
-        self._ports = ports
-        self._max_envelope = max_envelope_bytes
-        self._max_frame = max_frame_bytes
-        self.limits = limits
-        self.unread: Budget[Connection] = node_totals.budget(0, limits.unread_bytes)
-        self.lanes: Budget[Connection] = node_totals.budget(1, limits.lanes)
-        self.unhandled: Budget[Connection] = node_totals.budget(2, limits.unfinished_bytes)
-        self.hellos = limits.rate_of_all()
-        self.types: Budget[Connection] = node_totals.budget(3, limits.type_bytes)
+        self._credentials = serving_credentials(config)
+        self._cluster = config[settings.CLUSTER_NAME]
+        self._is_open = config[settings.ACCESS] == "open"
+        self._advertise = config[settings.LISTENER_ADVERTISE]
+        self._ports = config[settings.LISTENER_PORTS]
+        self._max_envelope = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
+        self._max_frame = config[settings.LISTENER_MAX_FRAME_BYTES]
+        self._max_events = config[settings.LISTENER_MAX_FRAME_EVENTS]
+        self._max_connections = config[settings.LISTENER_MAX_CONNECTIONS]
+        self._handshake = config[settings.COMM_TIMEOUT]
+        self.patience = config[settings.LISTENER_PATIENCE]
+        self.verdict_delay = config[settings.COMM_VERDICT_DELAY]
+        self.limits = limits = peer_limits.LIMITS
+        self.hellos = Rate(limits.all_hellos_per_second, 0.25)
+        self._bytes: Budget[Connection] = Budget(limits.bytes)
+        self._lanes: Budget[Connection] = Budget(limits.lanes)
         self._hosts: Counter[str] = Counter()
-        self._handshake = handshake_seconds
-        self.verdict_delay = verdict_delay
+        self._half_open: Counter[str] = Counter()
         self._nudge = nudge
         self._held = held
         self._news: dict[Connection, None] = {}
@@ -126,32 +116,6 @@ class Listener:
         self._accepting = trio.CancelScope()
         self._slices = Slices()
         self._line = trio.CapacityLimiter(1)  # busy connections, in the order in which they come
-
-    @classmethod
-    def configured(
-        cls,
-        config: Config,
-        handler: FrameHandler,
-        nudge: Callable[[], None],
-        held: Callable[[], bool] | None = None,
-    ) -> Listener:
-        """Make the configured listener."""
-        return cls(
-            config[settings.LISTENER_ADDRESS],
-            handler,
-            advertise=config[settings.LISTENER_ADVERTISE],
-            credentials=serving_credentials(config),
-            cluster=config[settings.CLUSTER_NAME],
-            is_open=config[settings.ACCESS] == "open",
-            ports=config[settings.LISTENER_PORTS],
-            max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
-            max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
-            limits=PeerLimits.configured(config),
-            handshake_seconds=config[settings.COMM_TIMEOUT],
-            verdict_delay=config[settings.COMM_VERDICT_DELAY],
-            nudge=nudge,
-            held=held,
-        )
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve peers until cancelled; ready once the socket listens."""
@@ -242,6 +206,11 @@ class Listener:
         assert self._credentials is not None
         return unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
 
+    def shaken(self, connection: Connection) -> None:
+        """Note that a connection's handshake of TLS is over, or the connection is."""
+        self._half_open[connection.host] -= connection.half_open
+        connection.half_open = False
+
     def has_news(self, connection: Connection) -> None:
         """Have the next flush send the connection's news."""
         self._news.setdefault(connection)
@@ -307,9 +276,12 @@ class Listener:
 
     def _full(self, host: str) -> str:
         """Why no further peer of a host is taken; empty if there is room, which may be made."""
-        per_host = self.limits.connections_per_host
+        half_open = self.limits.half_open_per_host
+        if self._half_open[host] >= half_open:
+            return f"{half_open} connections from {host} have not finished a handshake"
+        per_host = int(self.limits.connections_per_host * max(1, self._max_connections / 1024))
         own = self._hosts[host] >= per_host
-        if not own and len(self.connections) < self.limits.connections:
+        if not own and len(self.connections) < self._max_connections:
             return ""
         silent = min(
             (each for each in self.connections if each.host == host or not own),
@@ -320,16 +292,13 @@ class Listener:
             silent.end_because(f"it {what}, and others want to connect")
             return ""
         if own:
-            return (
-                f"the node has {per_host} connections from {host} "
-                f"(s4.listener.maxConnectionsPerHost)"
-            )
-        return f"the node has {self.limits.connections} connections (s4.listener.maxConnections)"
+            return f"the node has {per_host} connections from {host}"
+        return f"the node has {self._max_connections} connections (s4.listener.maxConnections)"
 
     async def _end_stalled(self) -> None:
         """End connections on which nothing goes on."""
         while True:
-            await trio.sleep(min(_LOOK_SECONDS, self.limits.patience / 8))
+            await trio.sleep(min(_LOOK_SECONDS, self.patience / 8))
             now = trio.current_time()
             if self._credentials is not None:
                 self._credentials.refresh()
@@ -339,18 +308,17 @@ class Listener:
                     reason = self.unwelcome(connection.holder)
                 if reason:
                     connection.end_because(reason)
-            self.end_largest()
 
-    def end_largest(self) -> None:
-        """End connections until no budget is exceeded by those of this process."""
-        for budget, reason in (
-            (self.unread, "it does not read its answers"),
-            (self.lanes, "it has more lanes than others, and the node has too many"),
-            (self.unhandled, "it has sent most of what waits here, and the node has too much"),
-            (self.types, "it has declared more types than others, and the node has too many"),
-        ):
-            while (largest := budget.largest()) is not None:
-                largest.end_because(reason)
+    def count_use(self, connection: Connection) -> None:
+        """Count what a connection takes up; end those that take most, beyond the budgets."""
+        ended = connection.scope.cancel_called
+        held = connection.unread_bytes + connection.waiting_bytes + connection.type_bytes
+        self._bytes.set(connection, 0 if ended else held)
+        self._lanes.set(connection, 0 if ended else connection.lanes)
+        while (largest := self._bytes.largest()) is not None:
+            largest.end_because(largest.main_use())
+        while (largest := self._lanes.largest()) is not None:
+            largest.end_because("it has more lanes than others, and the node has too many")
 
     async def _serve_peer(self, caller: Caller) -> None:
         peer = caller.name
@@ -362,6 +330,8 @@ class Listener:
             self.warn("a connection cannot be taken; closed", peer, error=str(error))
             return
         self.connections[connection] = None
+        connection.half_open = self._credentials is not None
+        self._half_open[connection.host] += connection.half_open
         self._slices.add(connection, clocks.steady())
         self.counts["connections"] += 1
         self._hosts[connection.host] += 1
@@ -375,10 +345,12 @@ class Listener:
             self.connections.pop(connection, None)
             self._news.pop(connection, None)
             self._slices.remove(connection)
+            self.shaken(connection)
             self._hosts[connection.host] -= 1
             if not self._hosts[connection.host]:
-                del self._hosts[connection.host]
-            connection.released()
+                del self._hosts[connection.host], self._half_open[connection.host]
+            connection.scope.cancel()
+            self.count_use(connection)
             with trio.CancelScope(shield=True):
                 while self._handler.on_gone(connection):  # a piece at a time
                     await trio.lowlevel.checkpoint()
@@ -406,11 +378,11 @@ class Listener:
                     self._line.total_tokens = self._slices.at_once
                 else:
                     taken = self._drain(connection)
-                unhandled = connection.envelope_bytes
-                unhandled += connection.socket.unfinished + connection.socket.untaken
-                waits = unhandled or self.unhandled.total
-                if waits and self.unhandled.set(connection, unhandled) is not None:
-                    self.end_largest()
+                waiting = connection.envelope_bytes
+                waiting += connection.socket.unfinished + connection.socket.untaken
+                if waiting != connection.waiting_bytes:
+                    connection.waiting_bytes = waiting
+                    self.count_use(connection)
                 if not connection.arrived.is_set():
                     patience.deadline = until
                 if taken:
@@ -426,7 +398,7 @@ class Listener:
         began = clocks.steady()
         shared = len(self.connections) > 1
         until = began + (self._slices.most if shared else MOST_SECONDS)
-        limit = self.limits.frame_events
+        limit = self._max_events
         taken = connection.frames is not None
         try:
             while True:

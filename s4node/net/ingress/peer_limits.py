@@ -1,108 +1,85 @@
-"""The limits of what peers may take up, for each connection and for all together. Pure.
+"""What peers may take up of a container: one table of limits, and how they are counted. Pure.
 
 Rules
-- They hold for every peer, trusted or not.
-- What connections take up together has a budget. If it is exceeded, the connection that takes most
-  of it is the one to end: a peer that takes its fair share is never that one.
-- Several processes of a node share a budget: what each takes up is in a row of a file. The process
-  that takes up most ends a connection.
+- They hold for every peer, trusted or not, and for each process of a node by itself. No setting
+  changes them; the settings ``s4.listener.*`` have those that depend on a machine or an app.
+- What connections take up together, in bytes and in lanes, has a budget each. If it is exceeded,
+  the connection that takes most of it is ended: one that takes its fair share is never that one.
 - What a connection asks for beyond its rate is not refused, but read later. Beyond the rate of all
   together, those wait that have asked for more than a little lately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, MutableSequence, Sequence
+from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from s4node.config import settings
-from s4node.config.config import Config
-
 _BURST_SECONDS = 4
-LITTLE = 64
-"""The hellos of a connection that never wait for those of others."""
 
 
 class PeerLimits(NamedTuple):
-    """The configured limits; see the settings of these names."""
+    """The table; a test may have another one."""
 
-    frame_events: int
-    connections: int
-    connections_per_host: int
-    patience: float
-    unfinished_bytes: int
-    unread_bytes: int
-    producers: int
-    lanes: int
-    type_bytes: int
-    hellos_per_second: float
+    connections_per_host: int = 512
+    """From one address, or half of ``s4.listener.maxConnections`` if that is more."""
 
-    @classmethod
-    def configured(cls, config: Config) -> PeerLimits:
-        """The limits that ``config`` has."""
-        return cls(
-            config[settings.LISTENER_MAX_FRAME_EVENTS],
-            config[settings.LISTENER_MAX_CONNECTIONS],
-            config[settings.LISTENER_MAX_CONNECTIONS_PER_HOST],
-            config[settings.LISTENER_PATIENCE],
-            config[settings.LISTENER_UNFINISHED_BYTES],
-            config[settings.LISTENER_UNREAD_BYTES],
-            config[settings.LISTENER_MAX_PRODUCERS],
-            config[settings.LISTENER_MAX_LANES],
-            config[settings.LISTENER_TYPE_BYTES],
-            config[settings.LISTENER_HELLOS_PER_SECOND],
-        )
+    half_open_per_host: int = 128
+    """Connections from one address whose handshake of TLS is not over."""
 
-    def rate_of_all(self) -> Rate:
-        """The rate of hellos of all connections together, in short bursts."""
-        return Rate(8 * self.hellos_per_second, 0.25)
+    bytes: int = 64 << 20
+    """Messages that are unfinished or not handled, answers that were not read, and declared types,
+    of all connections."""
 
-    @property
-    def own_unread_bytes(self) -> int:
-        """The unread answers at which nothing more is read from a connection."""
-        return self.unread_bytes // 64
+    unread_bytes: int = 1 << 20
+    """The answers at which nothing more is read from a connection."""
 
-    @property
-    def own_type_bytes(self) -> int:
-        """The most bytes of event types that one connection may declare."""
-        return self.type_bytes // 64
+    type_bytes: int = 256 << 10
+    """The event types that a connection may declare."""
 
-    @property
-    def own_lanes(self) -> int:
-        """The most lanes of one connection."""
-        return max(1, self.lanes // 4)
+    lanes: int = 131_072
+    """Of all connections; a producer has one, of about 700 bytes, in each partition of a stream."""
 
+    own_lanes: int = 32_768
+    """Of one connection."""
+
+    producers: int = 1024
+    """For which a connection may open a stream."""
+
+    hellos_per_second: int = 500
+    """Hellos, queries and bad frames that are read from a connection."""
+
+    all_hellos_per_second: int = 4000
+    """The same of all connections."""
+
+    few_hellos: int = 64
+    """Those of a connection that never wait for those of others."""
+
+    log_type_bytes: int = 8 << 20
+    """The event types of all streams of a log; an answer with all of them is one message."""
+
+
+LIMITS = PeerLimits()
 
 Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Budget(Generic[Owner]):
-    """What its owners take up of something, together at most ``limit``.
+    """What its owners take up of something, together at most ``limit``."""
 
-    The row ``number`` of ``rows`` has the totals of the node's processes, at ``own`` that of this
-    process.
-    """
-
-    def __init__(
-        self, limit: int, rows: Sequence[MutableSequence[int]], number: int, own: int
-    ) -> None:
+    def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.total = 0
-        self._rows, self._number, self._own = rows, number, own
+        self._total = 0
         self._amounts: dict[Owner, int] = {}
 
-    def set(self, owner: Owner, amount: int) -> Owner | None:
-        """Note what an owner takes up now; return the one to end, or None within the budget."""
-        self.total += amount - self._amounts.pop(owner, 0)
+    def set(self, owner: Owner, amount: int) -> None:
+        """Note what an owner takes up now."""
+        self._total += amount - self._amounts.pop(owner, 0)
         if amount:
             self._amounts[owner] = amount
-        self._rows[self._number][self._own] = self.total
-        return self.largest()
 
     def largest(self) -> Owner | None:
-        """The owner to end now: the largest, if the budget is exceeded and it is one of ours."""
-        totals = self._rows[self._number]
-        if not self.total or sum(totals) <= self.limit or self.total < max(totals):
+        """The owner to end now, or None within the budget."""
+        if self._total <= self.limit:
             return None
         return max(self._amounts, key=self._amounts.__getitem__)
 

@@ -59,7 +59,7 @@ class FrameRouter:
             self.log = LogHost(
                 config, node=node, incarnation=incarnation, headers=self.headers, taken=taken
             )
-        self.listener = Listener.configured(config, self, self.nudge, held=held)
+        self.listener = Listener(config, self, self.nudge, held=held)
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""
         self._node = node

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import data_frame, raw_peer, running, until
+from harness import data_frame, limit_peers, raw_peer, running, until
 from test_watermarks_between_tasks import Auctions
 from test_windows import Bar, Candle, Trade, a, bars, market
 
@@ -344,9 +344,11 @@ async def test_a_program_whose_earlier_life_is_yet_to_be_committed_may_end(tmp_p
         await until(lambda: not admission.lanes and not admission._known)
 
 
-async def test_the_types_of_a_program_that_waits_to_be_saved_count_once(tmp_path: Path) -> None:
-    # a 64th is for one connection: 1,024 bytes of types, or 21 times those of this program
-    settings = {"s4.state.folder": str(tmp_path), "s4.listener.typeBytes": "65536"}
+async def test_the_types_of_a_program_that_waits_to_be_saved_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_peers(monkeypatch, type_bytes=1024)  # 21 times those of this program
+    settings = {"s4.state.folder": str(tmp_path)}
     app = market(tumbling(60))("market")
     async with (
         running(app, settings, partitions=24) as node,
