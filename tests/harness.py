@@ -143,6 +143,15 @@ async def running(
         task.gate.validate()
 
 
+def metric(container: Container, name: str, **labels: str) -> float:
+    """The sum of a container's samples of a name with these labels."""
+    return sum(
+        value
+        for found, has, value in container.metrics()
+        if found == name and labels.items() <= has.items() and not isinstance(value, str)
+    )
+
+
 # -- processes ------------------------------------------------------------------------------------
 
 

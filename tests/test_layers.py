@@ -61,7 +61,7 @@ COMMON_NAMES = 17
 PURE_MODULES = {
     "": "errors packaged store_spec version",
     "config": "config key kinds plugins properties render settings",
-    "metrics": "listening registry snapshot statistics",
+    "metrics": "registry statistics table",
     "events": (
         "copies event event_time json_objects keepable key_crowding keys plain_values routing "
         "schema type_growth type_words"
@@ -117,7 +117,7 @@ PURE_MODULES = {
         "binding broadcast fast_inputs frame_batches grouper input_batches job_model "
         "lane_sources port"
     ),
-    "runtime.container": "announcement hooks metrics",
+    "runtime.container": "announcement hooks",
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "monitoring": "exposition totals",

@@ -12,13 +12,13 @@ Rules
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 import msgspec
 
 from s4node.cluster.node.container_status import ContainerStatus
+from s4node.metrics import table
 from s4node.metrics.statistics import ContainerStatistics, StageStatistics
 
 _DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender", "subscriber")
@@ -28,22 +28,13 @@ FULL = 0.8
 """How full a stage is when it holds up the stages before it."""
 
 
-class Row(msgspec.Struct):
-    """A stage of a stream of an app, over all its partitions and containers. Counts are events."""
+class Row(StageStatistics):
+    """A stage of a stream of an app, over all its partitions and containers.
 
-    app: str
-    stage: str
-    stream: str
-    executor: str = "block"
-    depth: int = 0
-    capacity: int = 0
-    bytes: int = 0
-    in_flight: int = 0
-    admitted: int = 0
-    """Events that came in, each once: those passed on by other containers of the app do not
-    count."""
-    shed: dict[str, int] = {}
-    waited: float = 0.0
+    Events passed on by other containers of the app were not ``admitted``: each counts once.
+    """
+
+    app: str = ""
     fullest: float = 0.0
     """How full the fullest of its partitions is; 1 is full."""
     level: int = 0
@@ -59,14 +50,8 @@ class Row(msgspec.Struct):
 
     def add(self, stage: StageStatistics) -> None:
         """Add what one container counts of it in one partition."""
+        table.add(self, stage)
         self.executor = stage.executor
-        self.depth += stage.depth
-        self.capacity += stage.capacity
-        self.bytes += stage.bytes
-        self.in_flight += stage.in_flight
-        self.admitted += stage.admitted
-        self.shed = dict(Counter(self.shed) + Counter(stage.shed))
-        self.waited = max(self.waited, stage.waited_last)
         self.fullest = max(
             self.fullest,
             stage.depth / (stage.capacity or 1),
@@ -251,7 +236,9 @@ def rows_of(reports: Iterable[ContainerStatistics]) -> list[Row]:
 
 def _row(rows: Rows, report: ContainerStatistics, stage: str, stream: str) -> Row:
     key = report.app, stage, stream
-    return rows.setdefault(key, Row(*key, level=report.levels.get(stream, 0)))
+    return rows.setdefault(
+        key, Row(stage, stream, app=report.app, level=report.levels.get(stream, 0))
+    )
 
 
 _DOING = {
@@ -283,8 +270,7 @@ def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
         for each in report.outboxes:
             key = report.app, each.stream, each.consumer
             row = rows.setdefault(key, OutboxRow(*key))
-            row.depth += each.depth
-            row.bytes += each.bytes
+            table.add(row, each)
     return [row for _, row in sorted(rows.items()) if row.depth]
 
 
@@ -305,9 +291,9 @@ def inputs_of(reports: Iterable[ContainerStatistics]) -> list[InputRow]:
 def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
     """The tasks whose state is being fetched."""
     return [
-        RestoringRow(report.app, task, *progress)
+        RestoringRow(report.app, task, found.fetched, found.wanted)
         for report in reports
-        for task, progress in sorted(report.replay.restoring.items())
+        for task, found in sorted(report.replay.restoring.items())
     ]
 
 

@@ -7,5 +7,5 @@ It may touch ``config``, ``logger``, ``version`` and ``errors``, and the world: 
 threads and trio. All but ``process``, ``reporter`` and ``reporting`` are pure, except the lock and
 the clock of ``registry``.
 
-Begin with ``statistics``, what a container counts, and ``snapshot``, what a report consists of.
+Begin with ``statistics``, what a container counts, and ``table``, what a report consists of.
 """

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
-from s4node import clocks
-from s4node.metrics.snapshot import Value
 from s4node.metrics.statistics import ProcessStatistics
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -28,22 +25,3 @@ def process_statistics(pid: int) -> ProcessStatistics | None:
         open_files=files,
         threads=int(fields[17]),
     )
-
-
-class ProcessUse:
-    """Memory and CPU time of this process; ``sample`` gives the CPU use since the last time."""
-
-    def __init__(self) -> None:
-        self._at = clocks.steady()
-        self._cpu = time.process_time()
-
-    def sample(self) -> dict[str, Value]:
-        """Megabytes of memory, and percent of one core."""
-        now, cpu = clocks.steady(), time.process_time()
-        percent = (cpu - self._cpu) / max(now - self._at, 1e-3) * 100
-        self._at, self._cpu = now, cpu
-        found = process_statistics(os.getpid())
-        return {
-            "physical-memory-mb": round(found.resident_bytes / 2**20, 1) if found else 0,
-            "total-process-cpu-usage": round(percent, 1),
-        }

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from s4node.errors import MetricError, described, is_signal
-from s4node.metrics.snapshot import MetricsSnapshot, Value
+from s4node.metrics.statistics import OWN
+from s4node.metrics.table import Sample, Value
 
 M = TypeVar("M", "Counter", "Gauge", "Timer")
 
@@ -113,7 +114,7 @@ class Timer:
 
 
 class MetricsRegistry:
-    """The metrics of one ``source``: a task, such as ``TaskName-Partition 0``."""
+    """The metrics of one ``source``: a task, such as ``Partition 0``, or an app of PEs."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -148,10 +149,11 @@ class MetricsRegistry:
             )
         return metric
 
-    def snapshot(self) -> MetricsSnapshot:
+    def samples(self) -> Iterator[Sample]:
+        """The values now."""
         with self._lock:
             metrics = list(self._metrics.items())
-        groups: dict[str, dict[str, Value]] = {}
         for (group, name), metric in metrics:
-            groups.setdefault(group, {}).update(metric.values(name))
-        return MetricsSnapshot(self.source, groups)
+            for each, value in metric.values(name):
+                labels = {"source": self.source, "group": group, "name": each}
+                yield Sample(OWN, labels, value)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -19,7 +20,23 @@ from typing import Protocol, TextIO
 from s4node.config import plugins, settings
 from s4node.config.config import Config
 from s4node.config.paths import full_path
-from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, Value
+from s4node.metrics.table import Sample, Value
+
+
+@dataclass(frozen=True)
+class MetricsReport:
+    """All samples of a container, with its names.
+
+    ``time_ms`` is when they were taken, ``since_ms`` when the container started (Unix time).
+    """
+
+    job: str
+    container: str
+    host: str
+    version: str
+    since_ms: int
+    time_ms: int
+    samples: Sequence[Sample] = ()
 
 
 class MetricsReporter(Protocol):
@@ -39,7 +56,7 @@ class MetricsReporter(Protocol):
 
 
 class JsonLines:
-    """Writes each source's values as a JSON object in a line, to a file or to stderr."""
+    """Writes each report as a JSON object in a line, to a file or to stderr."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -52,9 +69,9 @@ class JsonLines:
             self._stream = self._file.open("a", encoding="utf-8")
 
     def report(self, report: MetricsReport) -> None:
-        """Write a line for each source, in one piece."""
+        """Write a line, in one piece."""
         stream = self._stream or sys.stderr
-        stream.write("".join(f"{json.dumps(one)}\n" for one in _documents(report)))
+        stream.write(f"{json.dumps(_document(report))}\n")
         stream.flush()
 
     def stop(self) -> None:
@@ -62,24 +79,22 @@ class JsonLines:
             self._stream.close()
 
 
-def _documents(report: MetricsReport) -> Iterable[dict[str, object]]:
-    for snapshot in report.snapshots:
-        yield {
-            "header": {
-                "job-name": report.job,
-                "container-name": report.container,
-                "source": snapshot.source,
-                "host": report.host,
-                "version": report.version,
-                "time": report.time_ms,
-                "reset-time": report.since_ms,
-            },
-            "metrics": snapshot.groups,
-        }
+def _document(report: MetricsReport) -> dict[str, object]:
+    return {
+        "header": {
+            "job-name": report.job,
+            "container-name": report.container,
+            "host": report.host,
+            "version": report.version,
+            "time": report.time_ms,
+            "reset-time": report.since_ms,
+        },
+        "metrics": [each._asdict() for each in report.samples],
+    }
 
 
 class Console:
-    """Prints a table to stderr: a column for each task, and the container's values below."""
+    """Prints a table to stderr."""
 
     def start(self) -> None:
         """Nothing to do."""
@@ -92,51 +107,21 @@ class Console:
         """Nothing to do."""
 
 
-_COLUMNS = 8
-
-
 def table(report: MetricsReport) -> str:
-    """A report for people, without zeros and empty groups."""
+    """A report for people, without zeros."""
     at = datetime.fromtimestamp(report.time_ms / 1000, UTC).strftime("%H:%M:%S")
     seconds = (report.time_ms - report.since_ms) / 1000
     lines = [
         f"-- metrics of {report.container}, job {report.job}, at {at} UTC after {seconds:.0f} s"
     ]
-    tasks = [s for s in report.snapshots if s.source != report.container]
-    lines += _block([s for s in report.snapshots if s.source == report.container])
-    for first in range(0, len(tasks), _COLUMNS):
-        lines += _block(tasks[first : first + _COLUMNS])
-    return "\n".join(lines) + "\n"
-
-
-def _block(snapshots: Sequence[MetricsSnapshot]) -> list[str]:
-    names = list(
-        dict.fromkeys(
-            (group, name)
-            for snapshot in snapshots
-            for group, values in snapshot.groups.items()
-            for name, value in values.items()
-            if value
-        )
-    )
-    if not names:
-        return []
-    rows = [["", *(snapshot.source.removeprefix("TaskName-") for snapshot in snapshots)]]
-    before = ""
-    for group, name in names:
-        if group != before:
-            rows.append([group, *[""] * len(snapshots)])
-            before = group
-        values = (snapshot.groups.get(group, {}).get(name, "") for snapshot in snapshots)
-        rows.append([f"  {name}", *map(_text, values)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for row in rows
+    rows = [
+        (" ".join([each.name, *each.labels.values()]), _text(each.value))
+        for each in report.samples
+        if each.value
     ]
+    most = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines += [f"{name.ljust(most[0])}  {value.rjust(most[1])}" for name, value in rows]
+    return "\n".join(lines) + "\n"
 
 
 def _text(value: Value) -> str:

@@ -18,8 +18,8 @@ import trio
 from s4node import clocks, threads
 from s4node.errors import described, is_signal
 from s4node.logger import get_logger
-from s4node.metrics.reporter import MetricsReporter
-from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, merged
+from s4node.metrics.reporter import MetricsReport, MetricsReporter
+from s4node.metrics.table import Sample
 from s4node.version import __version__
 
 log = get_logger("s4node.metrics")
@@ -36,7 +36,7 @@ class Reporting:
     def __init__(
         self,
         reporters: Sequence[tuple[str, MetricsReporter]],
-        take: Callable[[], Sequence[MetricsSnapshot]],
+        take: Callable[[], Sequence[Sample]],
         *,
         interval: float,
         job: str,
@@ -59,7 +59,7 @@ class Reporting:
             __version__,
             self._since_ms,
             _now_ms(),
-            merged(self._take()),
+            self._take(),
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -1,198 +1,337 @@
 """The statistics of a container, its tasks, inputs and outputs. Pure.
 
 Rules
-- Each statistic is defined once, here; metrics, ``s4 status`` and ``s4 top`` read it from here.
-- Values are frozen and hold plain data, so that they travel to other processes as they are.
+- Each statistic is declared once, here; ``table`` makes a flat table of them, with their names.
+- Values hold plain data, so that they travel to other processes as they are.
 - Counts are events since the start, unless a field says otherwise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
 import msgspec
 
+from s4node.metrics.table import LEAST, MOST, Family, Keyed, counter, families, gauge
 
-class StageStatistics(msgspec.Struct, frozen=True):
-    """The counts of a stage.
 
-    Counts are events. ``depth`` counts those in the stage now, ``in_flight`` those being processed,
-    ``spilled`` those that wait on disk. ``waited_last`` is how many seconds the last taken batch
-    had waited. ``partition`` is None for a stage of a whole container. ``shed`` counts by reason.
-    """
+class StageStatistics(msgspec.Struct):
+    """The counts of a stage; ``partition`` is None for a stage of a whole container."""
+
+    PREFIX: ClassVar = "stage_"
+    LABELS: ClassVar[Mapping[str, str]] = {
+        "stage": "stage",
+        "stream": "stream",
+        "partition": "partition",
+    }
 
     stage: str
     stream: str
     partition: int | None = None
     executor: str = "block"
-    depth: int = 0
-    bytes: int = 0
-    capacity: int = 0
+    depth: Annotated[int, gauge("events in the stage")] = 0
+    bytes: Annotated[int, gauge("bytes in the stage")] = 0
+    capacity: Annotated[int, gauge("events that the stage can hold")] = 0
     max_bytes: int = 0
     highest: int = 0
-    admitted: int = 0
-    shed: dict[str, int] = {}
-    in_flight: int = 0
-    spilled: int = 0
-    waited_last: float = 0.0
+    admitted: Annotated[int, counter("events that the stage has admitted")] = 0
+    shed: Annotated[dict[str, int], counter("events that the stage has dropped", "reason")] = {}
+    in_flight: Annotated[int, gauge("events of the stage that are being processed")] = 0
+    spilled: Annotated[int, gauge("events of the stage that wait on disk")] = 0
+    waited_last: Annotated[
+        float, Family("gauge", "seconds that the last taken batch had waited", merge=MOST)
+    ] = 0.0
 
 
 class TaskStatistics(msgspec.Struct, frozen=True):
-    """The counts of one task, in events.
+    """The counts of one task.
 
-    ``sent`` were put on streams, ``pending`` wait in its stages, ``buffered`` are at the heads of
-    them, ``in_flight`` are being processed. ``calls`` and ``seconds`` are by kind of call: commit,
-    window, timer, end of stream, process. ``ignored`` counts exceptions by class; ``lagging``
-    counts, by input, the partitions that a bootstrap still has to read. ``windows`` are open;
-    ``held_back`` are events that a stream in order holds back. ``late`` counts late events by PE.
-    ``watermarks`` has the watermark of each stream with time, in seconds since 1970, and the source
-    that holds it back, 0 if windows wait and there is none; ``behind`` says by how many seconds its
-    latest event is later. ``ahead`` has the seconds by which a source of a stream is ahead of the
-    clock here. ``waiting`` inputs are ahead of others in event time, and wait for these.
+    ``watermarks`` has, with the watermark of each stream with time, the source that holds it back;
+    it is 0 if windows wait and there is none. ``ahead`` has the source as well. ``waiting`` inputs
+    are ahead of others in event time, and wait for these.
     """
+
+    PREFIX: ClassVar = "task_"
+    LABELS: ClassVar[Mapping[str, str]] = {"name": "task"}
 
     name: str
     partition: int
-    processed: int
-    refused: int
-    sent: int
-    pending: int
-    in_flight: int
-    buffered: int
-    batch_resets: int
-    instances: dict[str, int]
+    processed: Annotated[int, counter("events processed")]
+    refused: Annotated[int, counter("events without a key")]
+    sent: Annotated[int, counter("events put on streams")]
+    pending: Annotated[int, gauge("events in the stages of the task")]
+    in_flight: Annotated[
+        int, gauge("events being processed; a slice of plain events counts as one")
+    ]
+    buffered: Annotated[int, gauge("events of the next batch of each source")]
+    batch_resets: Annotated[
+        int, counter("turns that ended because task.consumer.batch.size was reached")
+    ]
+    instances: Annotated[dict[str, int], gauge("instances of processing elements", "pe")]
     unhandled: dict[str, int]
-    ignored: dict[str, int]
-    calls: dict[str, int]
-    seconds: dict[str, float]
-    lagging: dict[str, int]
-    windows: int = 0
-    held_back: int = 0
-    late: dict[str, int] = {}
-    watermarks: dict[str, tuple[float, str]] = {}
-    behind: dict[str, float] = {}
-    ahead: dict[str, tuple[float, str]] = {}
+    ignored: Annotated[
+        dict[str, int], counter("exceptions that task.ignored.exceptions names", "exception")
+    ]
+    calls: Annotated[
+        dict[str, int], counter("calls of process, commit, window, timer and end of stream", "call")
+    ]
+    seconds: Annotated[
+        dict[str, float],
+        counter("seconds in these; of events in flight together only the loop's own", "call"),
+    ]
+    lagging: Annotated[
+        dict[str, int], gauge("partitions that a bootstrap still has to read", "input")
+    ]
+    windows: Annotated[int, gauge("windows that have not ended; sessions and counts by key")] = 0
+    held_back: Annotated[int, gauge("events that streams with order=time hold back")] = 0
+    late: Annotated[dict[str, int], counter("events that came too late for a window", "pe")] = {}
+    watermarks: Annotated[
+        dict[str, tuple[float, str]],
+        Family(
+            "gauge",
+            "watermark of the stream, in seconds since 1970",
+            ("stream",),
+            LEAST,
+            lambda found: found[0] or None,
+        ),
+    ] = {}
+    behind: Annotated[
+        dict[str, float],
+        Family(
+            "gauge",
+            "seconds by which the stream's latest event is later than its watermark",
+            ("stream",),
+            MOST,
+        ),
+    ] = {}
+    ahead: Annotated[
+        dict[str, tuple[float, str]],
+        Family(
+            "gauge",
+            "seconds by which the clock of a source is ahead; absent below one",
+            ("stream",),
+            MOST,
+            lambda found: found[0],
+        ),
+    ] = {}
     waiting: list[str] = []
 
 
 class InputStatistics(msgspec.Struct, frozen=True):
-    """The counts of one input stream, in events; ``gaps`` and ``over_credit`` in dropped frames.
+    """The counts of one input stream.
 
-    ``left`` stayed with their producers for lack of room, ``redispatched`` came to the wrong
-    partition. ``forwarded`` came through another container of the app, or another task. Events
-    passed on to the owner of their partition are counted by the owner as ``admitted``, ``refused``
-    or ``shed``, and not here.
+    Events passed on to the owner of their partition are counted by the owner as ``admitted``,
+    ``refused`` or ``shed``, and not here.
     """
 
-    admitted: int = 0
-    refused: int = 0
-    shed: int = 0
-    left: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    over_credit: int = 0
-    redispatched: int = 0
-    forwarded: int = 0
+    PREFIX: ClassVar = "input_"
+
+    admitted: Annotated[int, counter("events admitted from producers, nodes and tasks")] = 0
+    refused: Annotated[int, counter("events refused")] = 0
+    shed: Annotated[int, counter("events dropped for overload")] = 0
+    left: Annotated[int, counter("events left to their producers for lack of room")] = 0
+    duplicates: Annotated[int, counter("events that came a second time")] = 0
+    gaps: Annotated[int, counter("frames dropped because earlier ones were missing")] = 0
+    over_credit: Annotated[int, counter("frames dropped because they were over the credit")] = 0
+    redispatched: Annotated[int, counter("events that came to the wrong partition")] = 0
+    forwarded: Annotated[int, counter("events that came by another container or task")] = 0
 
 
 class ProgressStatistics(msgspec.Struct, frozen=True):
-    """How far a task is in a partition of an input.
+    """How far a task is in a partition of an input; None of what is not known.
 
-    Everything below ``offset`` is done. ``committed`` is where a restart would resume (None before
-    the first commit). ``lag`` is the number of events not processed yet, up to the last known end
-    of the partition (None while that is unknown).
+    Everything below ``offset`` is done, and a restart would resume at ``committed``.
     """
+
+    PREFIX: ClassVar = "input_"
+    LABELS: ClassVar[Mapping[str, str]] = {
+        "task": "task",
+        "system": "system",
+        "stream": "stream",
+        "partition": "partition",
+    }
 
     task: str
     system: str
     stream: str
     partition: int
-    offset: int
-    committed: int | None
-    lag: int | None
+    offset: Annotated[
+        int, Family("gauge", "offset up to which everything is processed", place=True)
+    ]
+    committed: Annotated[
+        int | None, Family("gauge", "offset at which a restart would resume", place=True)
+    ]
+    lag: Annotated[
+        int | None, gauge("events that are not processed yet, whether read or not, if known")
+    ]
 
 
 class OutboxStatistics(msgspec.Struct, frozen=True):
     """The unacknowledged events that a task has put on a stream.
 
-    ``consumer`` is the receiving app, empty for tasks of the same app. ``depth`` counts events,
-    ``bytes`` is approximate.
+    ``consumer`` is the receiving app, empty for tasks of the same app.
     """
+
+    PREFIX: ClassVar = "outbox_"
+    LABELS: ClassVar[Mapping[str, str]] = {
+        "task": "task",
+        "stream": "stream",
+        "consumer": "consumer",
+    }
 
     task: str
     stream: str
     consumer: str
-    depth: int
-    bytes: int
+    depth: Annotated[
+        int, gauge("events that receivers have not committed; of a fast stream: processed")
+    ]
+    bytes: Annotated[int, gauge("about how many bytes these are")]
+
+
+class RestoreStatistics(msgspec.Struct, frozen=True):
+    """How far the restore of a task's state from a URL is."""
+
+    PREFIX: ClassVar = "restore_"
+
+    fetched: Annotated[int, gauge("objects that a task whose state is restored has fetched")]
+    wanted: Annotated[int, gauge("objects that it will fetch at most, as far as is known")]
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True):
     """The counts of replayable inputs and commits.
 
-    ``commits`` were written; ``failures`` could not be written and were tried again. By
-    ``system.stream``, ``rejected`` counts events that could not be decoded, and ``lost`` events
-    that retention deleted before they were read. By stream, ``left_out`` counts poison events.
-    ``restoring`` has, by task that is being restored from a URL, the objects that were fetched and
-    how many will be at most, as far as is known. ``standbys`` has, by task of another container
-    that is followed here, for how many seconds the end of its log was not reached. ``failing`` has,
-    by task, why its commit could not be written, or its state read, and is tried again.
+    ``failing`` has, by task, why its commit could not be written, or its state read, and is tried
+    again.
     """
 
-    progress: tuple[ProgressStatistics, ...] = ()
-    commits: int = 0
-    failures: int = 0
-    rejected: dict[str, int] = {}
-    lost: dict[str, int] = {}
-    left_out: dict[str, int] = {}
-    restoring: dict[str, tuple[int, int]] = {}
-    standbys: dict[str, float] = {}
+    progress: Annotated[tuple[ProgressStatistics, ...], Keyed()] = ()
+    commits: Annotated[int, counter("commits that are on disk")] = 0
+    commit_failures: Annotated[
+        int, counter("commits that could not be written, and were retried")
+    ] = 0
+    undecodable: Annotated[
+        dict[str, int], counter("events that could not be decoded or had no key", "input")
+    ] = {}
+    lost: Annotated[
+        dict[str, int], counter("events that retention removed before they were read", "input")
+    ] = {}
+    left_out: Annotated[
+        dict[str, int],
+        counter("events skipped because a handler failed or the process died", "stream"),
+    ] = {}
+    restoring: Annotated[dict[str, RestoreStatistics], Keyed("task")] = {}
+    standbys: Annotated[
+        dict[str, float],
+        Family(
+            "gauge",
+            "seconds for which a task that is followed here was not caught up with",
+            ("task",),
+            MOST,
+        ),
+    ] = {}
     failing: dict[str, str] = {}
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):
-    """What a process uses: seconds of CPU since its start, and the other values now."""
+    """What a process uses."""
 
-    cpu_seconds: float
-    resident_bytes: int
-    open_files: int
-    threads: int
+    PREFIX: ClassVar = "process_"
+
+    cpu_seconds: Annotated[float, counter("CPU time; without an app: the node's own process")]
+    resident_bytes: Annotated[int, gauge("memory of the process")]
+    open_files: Annotated[int, gauge("open files and sockets of the process")]
+    threads: Annotated[int, gauge("threads of the process")]
 
 
-class ContainerStatistics(msgspec.Struct, frozen=True):
+class ListenerStatistics(msgspec.Struct, frozen=True):
+    """The counts of what listens; ``published`` has batches of sinks and their events."""
+
+    peers: Annotated[
+        dict[str, int], counter("connections, and those refused, ended or at fault", "kind")
+    ] = {}
+    published: Annotated[
+        dict[str, int], counter("batches of sinks that the log has published, and events", "kind")
+    ] = {}
+
+
+class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
     """The counts of a container of ``app`` since its start.
 
     ``levels`` is, by stream, the number of streams before it on the way from an input; ``grades``
-    says if it is fast or durable. ``replay`` and ``outboxes`` are empty if tasks keep no
-    state. By output stream, ``sent`` counts the events put on it, ``dropped`` those that its stages
-    dropped. ``unsendable`` counts events that could not be sent, by stage and stream.
-    ``utilization`` is the part of the time in which its loop was busy, from 0 to 1.
-    ``published`` counts the batches of sinks in its log, and their events.
-    ``started_after`` is how many seconds the start took, 0 until it ends. ``gains`` counts the
-    times that it was given partitions, ``gain_seconds`` is the time until these took events.
-    ``recoveries`` counts the tasks that were rolled back after a failure.
+    says if it is fast or durable. ``replay`` and ``outboxes`` are empty if tasks keep no state.
     """
 
     app: str
     levels: dict[str, int] = {}
     grades: dict[str, str] = {}
-    tasks: tuple[TaskStatistics, ...] = ()
-    stages: tuple[StageStatistics, ...] = ()
-    inputs: dict[str, InputStatistics] = {}
-    replay: ReplayStatistics = ReplayStatistics()
-    outboxes: tuple[OutboxStatistics, ...] = ()
-    sent: dict[str, int] = {}
-    dropped: dict[str, int] = {}
-    unsendable: dict[str, dict[str, int]] = {}
-    peers: dict[str, int] = {}
-    published: dict[str, int] = {}
-    turns: int = 0
-    utilization: float = 0.0
-    started_after: float = 0.0
-    gains: int = 0
-    gain_seconds: float = 0.0
-    recoveries: int = 0
-    recovery_seconds: float = 0.0
+    tasks: Annotated[tuple[TaskStatistics, ...], Keyed()] = ()
+    stages: Annotated[tuple[StageStatistics, ...], Keyed()] = ()
+    inputs: Annotated[dict[str, InputStatistics], Keyed("stream")] = {}
+    replay: Annotated[ReplayStatistics, Keyed()] = ReplayStatistics()
+    outboxes: Annotated[tuple[OutboxStatistics, ...], Keyed()] = ()
+    sent: Annotated[dict[str, int], counter("events put on the output stream", "stream")] = {}
+    dropped: Annotated[
+        dict[str, int], counter("events that the output stream's stages dropped", "stream")
+    ] = {}
+    unsendable: Annotated[
+        dict[str, dict[str, int]],
+        counter("events that could not be sent, once for each receiver", "stage", "stream"),
+    ] = {}
+    partitions: Annotated[int, gauge("partitions that the container runs")] = 0
+    turns: Annotated[int, counter("turns of the loop")] = 0
+    utilization: Annotated[
+        float, Family("gauge", "part of the time in which the loop was busy, 0 to 1", merge=MOST)
+    ] = 0.0
+    start_seconds: Annotated[float, Family("gauge", "how long the last start took", merge=MOST)] = (
+        0.0
+    )
+    gains: Annotated[int, counter("times that partitions were given to the container")] = 0
+    gain_seconds: Annotated[
+        float, counter("seconds until these took events, with the restore of their state")
+    ] = 0.0
+    recoveries: Annotated[int, counter("roll backs of a failed task to its last commit")] = 0
+    recovery_seconds: Annotated[float, counter("seconds that these took")] = 0.0
     threads: int = 0
 
     @property
     def processed(self) -> int:
         """The number of events processed by all tasks."""
         return sum(task.processed for task in self.tasks)
+
+
+class LifeStatistics(msgspec.Struct, frozen=True):
+    """What a node knows of a container's process."""
+
+    PREFIX: ClassVar = "container_"
+    LABELS: ClassVar[Mapping[str, str]] = {"version": "version"}
+
+    version: str
+    running: Annotated[int, gauge("1 if the container runs its app, else 0")]
+    starts: Annotated[int, counter("starts of the container's process")]
+
+
+class NodeStatistics(msgspec.Struct, frozen=True):
+    PREFIX: ClassVar = "node_"
+    LABELS: ClassVar[Mapping[str, str]] = {
+        "node": "node",
+        "cluster": "cluster",
+        "version": "version",
+    }
+
+    node: str
+    cluster: str
+    version: str
+    ready: Annotated[int, gauge("1 if /readyz says so, else 0")]
+
+
+OWN = "s4_app_metric"
+"""The family of the metrics of an app's author."""
+
+FAMILIES: dict[str, Family] = {
+    **families(NodeStatistics),
+    **families(LifeStatistics),
+    **families(ProcessStatistics),
+    **families(ContainerStatistics),
+    OWN: Family("untyped", "a metric of the app's author", ("source", "group", "name")),
+}

@@ -50,8 +50,8 @@ from s4node.errors import (
     presentable,
 )
 from s4node.forks import closed_in_forks
-from s4node.metrics.snapshot import MetricsSnapshot, numbers_of
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.metrics.table import Sample, finite
 from s4node.process import log_setup, stdio
 from s4node.process.container_entry import listed, streams_of
 from s4node.process.stopping import tune_python
@@ -106,7 +106,7 @@ class Line:
         self._send()
 
     def pulse(
-        self, statistics: ContainerStatistics | None, own: list[MetricsSnapshot] | None = None
+        self, statistics: ContainerStatistics | None, own: list[Sample] | None = None
     ) -> None:
         """Send a pulse, unless the last one is still unsent. Statistics that are too large for a
         line are left out."""
@@ -341,7 +341,7 @@ async def _pulses(line: Line, container: Container, seconds: float) -> None:
     is_monitored = bool(container.config[settings.HTTP_ADDRESS])
     while True:
         if container.tasks or container.ready.is_set():
-            own = numbers_of(container.own_metrics(), _MOST_OWN) if is_monitored else []
+            own = finite(container.own_metrics(), _MOST_OWN) if is_monitored else []
             line.pulse(container.statistics(), own)
         else:
             line.pulse(None)

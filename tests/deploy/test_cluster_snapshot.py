@@ -35,6 +35,7 @@ from s4node.metrics.statistics import (
     OutboxStatistics,
     ProgressStatistics,
     ReplayStatistics,
+    RestoreStatistics,
     StageStatistics,
     TaskStatistics,
 )
@@ -45,7 +46,7 @@ def stage(stage: str, stream: str, depth: int = 0, **more: Any) -> StageStatisti
 
 
 def told(*stages: StageStatistics, **more: Any) -> ContainerStatistics:
-    return ContainerStatistics("shop", levels={"clicks": 0, "words": 1}, stages=stages, **more)
+    return ContainerStatistics(app="shop", levels={"clicks": 0, "words": 1}, stages=stages, **more)
 
 
 def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
@@ -60,15 +61,15 @@ def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
     )
     assert rows == [
         Row(
-            "shop",
             "stream",
             "clicks",
+            app="shop",
             depth=100,
             capacity=300,
             in_flight=2,
             admitted=13,
             shed={"full": 3, "rate": 4},
-            waited=0.2,
+            waited_last=0.2,
             fullest=0.9,
         )
     ]
@@ -99,8 +100,9 @@ def test_events_that_could_not_leave_stand_in_the_row_of_their_stage_or_make_one
 
 
 def test_tasks_that_are_being_restored_are_those_of_all_containers() -> None:
-    one = ReplayStatistics(restoring={"Partition 1": (32, 900), "Partition 0": (0, 5)})
-    reports = [ContainerStatistics("a", replay=one), ContainerStatistics("b")]
+    fetched = {"Partition 1": RestoreStatistics(32, 900), "Partition 0": RestoreStatistics(0, 5)}
+    one = ReplayStatistics(restoring=fetched)
+    reports = [ContainerStatistics(app="a", replay=one), ContainerStatistics(app="b")]
     assert restoring_of(reports) == [
         RestoringRow("a", "Partition 0", 0, 5),
         RestoringRow("a", "Partition 1", 32, 900),
@@ -111,9 +113,9 @@ def test_tasks_that_cannot_commit_are_a_row_by_app_with_a_reason() -> None:
     full = ReplayStatistics(failing={"Partition 1": "the place is full"})
     gone = ReplayStatistics(failing={"Partition 0": "the place is gone"})
     reports = [
-        ContainerStatistics("a", replay=full),
-        ContainerStatistics("b"),
-        ContainerStatistics("a", replay=gone),
+        ContainerStatistics(app="a", replay=full),
+        ContainerStatistics(app="b"),
+        ContainerStatistics(app="a", replay=gone),
     ]
     assert failing_of(reports) == [
         FailingRow("a", ["Partition 0", "Partition 1"], "the place is gone")
@@ -122,7 +124,7 @@ def test_tasks_that_cannot_commit_are_a_row_by_app_with_a_reason() -> None:
 
 def test_a_node_that_follows_tasks_reports_how_far_the_slowest_is_behind() -> None:
     one = ReplayStatistics(standbys={"Partition 1": 0.5, "Partition 0": 3.0})
-    reports = [ContainerStatistics("a", replay=one), ContainerStatistics("b")]
+    reports = [ContainerStatistics(app="a", replay=one), ContainerStatistics(app="b")]
     assert standbys_of("node", reports) == [
         StandbyRow("a", "node", ["Partition 0", "Partition 1"], 3.0)
     ]
@@ -131,7 +133,7 @@ def test_a_node_that_follows_tasks_reports_how_far_the_slowest_is_behind() -> No
 def test_what_is_not_processed_of_an_input_is_added_up_unless_a_part_is_unknown() -> None:
     def report(app: str, *lags: int | None) -> ContainerStatistics:
         made = [ProgressStatistics("t", "log", "clicks", 0, 0, None, lag) for lag in lags]
-        return ContainerStatistics(app, replay=ReplayStatistics(progress=made))
+        return ContainerStatistics(app=app, replay=ReplayStatistics(progress=made))
 
     assert inputs_of([report("b", 3, None), report("a", 1, 2), report("a", 4), report("b", 1)]) == [
         InputRow("a", "log.clicks", 7),
@@ -145,7 +147,7 @@ def test_the_watermark_of_a_stream_is_the_lowest_of_all_tasks() -> None:
             TaskStatistics("t", 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {}, watermarks=each)
             for each in tasks
         ]
-        return ContainerStatistics("a", tasks=made)
+        return ContainerStatistics(app="a", tasks=made)
 
     reports = [
         report({"s": (5.0, "x")}, {"s": (3.0, "y"), "r": (9.0, "")}),
@@ -160,10 +162,10 @@ def test_windows_held_back_and_late_events_of_an_app_are_added_up() -> None:
             "t", 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {},
             windows=windows, held_back=held_back, late={"a": late, "b": 1}, waiting=[f"in[{late}]"],
         )  # fmt: skip
-        return ContainerStatistics(app, tasks=[task])
+        return ContainerStatistics(app=app, tasks=[task])
 
     reports = [report("b", 1, 2, 3), report("a", 1, 1, 1), report("b", 4, 0, 0)]
-    assert windows_of([*reports, ContainerStatistics("c", tasks=[])]) == [
+    assert windows_of([*reports, ContainerStatistics(app="c", tasks=[])]) == [
         WindowsRow("a", 1, 1, 2, ["in[1]"]),
         WindowsRow("b", 5, 2, 5, ["in[0]", "in[3]"]),
     ]
@@ -175,8 +177,8 @@ def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_wait
 
     one = outbox("words", "", 3), outbox("copies", "shop", 1), outbox("copies", "log", 0)
     two = outbox("words", "", 4), outbox("copies", "log", 0)
-    reports = [ContainerStatistics("a", outboxes=each) for each in (one, two)]
-    assert outboxes_of([*reports, ContainerStatistics("b")]) == [
+    reports = [ContainerStatistics(app="a", outboxes=each) for each in (one, two)]
+    assert outboxes_of([*reports, ContainerStatistics(app="b")]) == [
         OutboxRow("a", "copies", "shop", 1, 10),
         OutboxRow("a", "words", "", 7, 70),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ROOT
+from harness import metric
 from log_nodes import log_at, log_node
 from spark_rows import PATIENCE, Node, Row, check_exact, node_in, send_numbered, until
 
@@ -508,10 +507,9 @@ def test_the_metrics_of_the_log_s_node_count_what_is_published(tmp_path: Path) -
         publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))
     last = json.loads(file.read_text().splitlines()[-1])
     assert last["header"]["job-name"] == "demo"
-    found = last["metrics"]["NodeMetrics"]
-    assert (found["sink-batches"], found["sink-events"]) == (1, 100)
-    section = (ROOT / "docs" / "metrics.md").read_text().partition("\n## Nodes\n")[2]
-    assert found.keys() == set(re.findall(r"`([a-z-]+)`", section))
+    found = {(each["name"], *each["labels"].values()): each["value"] for each in last["metrics"]}
+    assert found["s4_published_total", "batches"] == 1
+    assert found["s4_published_total", "events"] == 100
 
 
 async def test_the_metrics_of_the_log_s_container_count_what_is_published(tmp_path: Path) -> None:
@@ -521,9 +519,5 @@ async def test_the_metrics_of_the_log_s_container_count_what_is_published(tmp_pa
         batch = {"sink": "q", "stream": "clicks", "batch": 0, "attempts": []}
         assert await log.ask("sink.publish", batch) == {"published": True, "events": 0}
         await log.ask("sink.publish", batch)
-        (mine,) = (
-            each.groups["SamzaContainerMetrics"]
-            for each in container.metrics()
-            if "SamzaContainerMetrics" in each.groups
-        )
-        assert (mine["sink-batches"], mine["sink-events"]) == (1, 0)
+        assert metric(container, "s4_published_total", kind="batches") == 1
+        assert metric(container, "s4_published_total", kind="events") == 0

@@ -6,14 +6,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from harness import ROOT, free_port, running, until
+from harness import ROOT, free_port, metric, running, until
 from input_systems import fresh, memory
 from shared_apps import HoldingApp, NotingApp, OnePE
 from structlog.testing import capture_logs
@@ -24,17 +24,17 @@ from s4node.config.config import Config
 from s4node.deploy.cluster_snapshot import InputRow, inputs_of
 from s4node.errors import ConfigError, MetricError
 from s4node.metrics.registry import MetricsRegistry
-from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
+from s4node.metrics.reporter import JsonLines, MetricsReport, MetricsReporter, reporters_of, table
 from s4node.metrics.reporting import Reporting
-from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged, numbers_of
-from s4node.metrics.statistics import OutboxStatistics
+from s4node.metrics.statistics import FAMILIES, OWN, OutboxStatistics
+from s4node.metrics.table import Sample, Value, finite
 from s4node.runtime.container.container import Container
 
 # --- metrics of one's own ------------------------------------------------------------------------
 
 
 def test_a_task_counts_sets_and_times_under_its_own_name() -> None:
-    metrics = MetricsRegistry("TaskName-Partition 0")
+    metrics = MetricsRegistry("Partition 0")
     metrics.counter("orders").increment()
     metrics.counter("orders").increment(4)
     metrics.counter("orders").decrement()
@@ -42,19 +42,14 @@ def test_a_task_counts_sets_and_times_under_its_own_name() -> None:
     metrics.gauge("size", lambda: 7, group="cache")
     metrics.timer("call-ns").update(0.001)
     metrics.timer("call-ns").update(0.003)
-    assert metrics.snapshot() == MetricsSnapshot(
-        "TaskName-Partition 0",
-        {
-            "app": {
-                "orders": 4,
-                "open": 2.5,
-                "call-ns": 2_000_000,
-                "call-ns-max": 3_000_000,
-                "call-ns-count": 2,
-            },
-            "cache": {"size": 7},
-        },
-    )
+    assert own_values(metrics.samples()) == {
+        ("Partition 0", "app", "orders"): 4,
+        ("Partition 0", "app", "open"): 2.5,
+        ("Partition 0", "cache", "size"): 7,
+        ("Partition 0", "app", "call-ns"): 2_000_000,
+        ("Partition 0", "app", "call-ns-max"): 3_000_000,
+        ("Partition 0", "app", "call-ns-count"): 2,
+    }
 
 
 def test_a_timer_measures_a_block_that_raises_too() -> None:
@@ -66,13 +61,13 @@ def test_a_timer_measures_a_block_that_raises_too() -> None:
 
 
 def test_a_name_is_one_kind_of_metric() -> None:
-    metrics = MetricsRegistry("TaskName-Partition 0")
+    metrics = MetricsRegistry("Partition 0")
     metrics.counter("n")
     metrics.timer("n", group="other")
     with pytest.raises(MetricError) as caught:
         metrics.gauge("n")
     assert str(caught.value) == (
-        "metric 'n' of 'TaskName-Partition 0' is a counter already; give the gauge another name"
+        "metric 'n' of 'Partition 0' is a counter already; give the gauge another name"
     )
 
 
@@ -80,10 +75,9 @@ def test_a_gauge_whose_function_raises_says_so_in_its_place() -> None:
     metrics = MetricsRegistry("me")
     metrics.gauge("broken", lambda: 1 // 0)
     metrics.counter("fine")
-    values = metrics.snapshot().groups["app"]
-    assert values == {
-        "broken": "ZeroDivisionError: integer division or modulo by zero",
-        "fine": 0,
+    assert own_values(metrics.samples()) == {
+        ("me", "app", "broken"): "ZeroDivisionError: integer division or modulo by zero",
+        ("me", "app", "fine"): 0,
     }
 
 
@@ -114,22 +108,11 @@ def test_what_an_author_sets_is_cut_down_to_finite_numbers() -> None:
         "last": 3,
         "left out": 4,
     }
-    snapshots = [MetricsSnapshot("one", {"app": values}), MetricsSnapshot("two", {"app": values})]
-    assert numbers_of(snapshots, 4) == [
-        MetricsSnapshot("one", {"app": {"n": 1.0, "b": 1.0, "?": 2.5, "last": 3.0}})
+    set_by = [Sample(OWN, {"name": name}, value) for name, value in values.items()]
+    assert finite([*set_by, *set_by], 4) == [
+        Sample(OWN, {"name": name}, value)
+        for name, value in (("n", 1.0), ("b", 1.0), ("?", 2.5), ("last", 3.0))
     ]
-
-
-def test_snapshots_of_one_source_are_merged() -> None:
-    parts = [
-        MetricsSnapshot("a", {"g": {"x": 1}}),
-        MetricsSnapshot("b", {"g": {"x": 2}}),
-        MetricsSnapshot("a", {"g": {"y": 3}, "h": {"z": 4}}),
-    ]
-    assert merged(parts) == (
-        MetricsSnapshot("a", {"g": {"x": 1, "y": 3}, "h": {"z": 4}}),
-        MetricsSnapshot("b", {"g": {"x": 2}}),
-    )
 
 
 # --- reporters -----------------------------------------------------------------------------------
@@ -141,10 +124,11 @@ REPORT = MetricsReport(
     version="1",
     since_ms=1_000,
     time_ms=61_000,
-    snapshots=(
-        MetricsSnapshot("node-1", {"Container": {"process-calls": 12_345, "idle": 0}}),
-        MetricsSnapshot("TaskName-Partition 0", {"Task": {"send-calls": 5}, "app": {"rate": 0.25}}),
-        MetricsSnapshot("TaskName-Partition 1", {"Task": {"send-calls": 1000}}),
+    samples=(
+        Sample("s4_turns_total", {}, 12_345),
+        Sample("s4_partitions", {}, 0),
+        Sample("s4_task_sent_total", {"task": "Partition 0"}, 5),
+        Sample(OWN, {"source": "Partition 1", "group": "app", "name": "rate"}, 0.25),
     ),
 )
 
@@ -152,18 +136,13 @@ REPORT = MetricsReport(
 def test_the_console_s_table_can_be_read() -> None:
     assert table(REPORT) == (
         "-- metrics of node-1, job clicks, at 00:01:01 UTC after 60 s\n"
-        "                 node-1\n"
-        "Container\n"
-        "  process-calls  12,345\n"
-        "              Partition 0  Partition 1\n"
-        "Task\n"
-        "  send-calls            5        1,000\n"
-        "app\n"
-        "  rate              0.250\n"
+        "s4_turns_total                      12,345\n"
+        "s4_task_sent_total Partition 0           5\n"
+        "s4_app_metric Partition 1 app rate   0.250\n"
     )
 
 
-def test_json_lines_have_a_line_a_source_and_are_appended(tmp_path: Path) -> None:
+def test_json_lines_have_a_line_a_report_and_are_appended(tmp_path: Path) -> None:
     file = tmp_path / "new" / "metrics.jsonl"
     for _ in range(2):
         reporter = JsonLines(file)
@@ -171,19 +150,20 @@ def test_json_lines_have_a_line_a_source_and_are_appended(tmp_path: Path) -> Non
         reporter.report(REPORT)
         reporter.stop()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(lines) == 6
-    assert lines[:3] == lines[3:]
-    assert lines[1] == {
-        "header": {
-            "job-name": "clicks",
-            "container-name": "node-1",
-            "source": "TaskName-Partition 0",
-            "host": "here",
-            "version": "1",
-            "time": 61_000,
-            "reset-time": 1_000,
-        },
-        "metrics": {"Task": {"send-calls": 5}, "app": {"rate": 0.25}},
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert lines[0]["header"] == {
+        "job-name": "clicks",
+        "container-name": "node-1",
+        "host": "here",
+        "version": "1",
+        "time": 61_000,
+        "reset-time": 1_000,
+    }
+    assert lines[0]["metrics"][2] == {
+        "name": "s4_task_sent_total",
+        "labels": {"task": "Partition 0"},
+        "value": 5,
     }
 
 
@@ -193,13 +173,14 @@ def test_json_lines_without_a_file_go_to_stderr(capsys: pytest.CaptureFixture[st
     reporter.report(REPORT)
     reporter.stop()
     assert name == "jsonl"
-    sources = [
-        json.loads(line)["header"]["source"] for line in capsys.readouterr().err.splitlines()
-    ]
-    assert sources == ["node-1", "TaskName-Partition 0", "TaskName-Partition 1"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(json.loads(line)["metrics"]) == 4
 
 
 # --- one's own, and reporters that fail ----------------------------------------------------------
+
+
+TURNS = Sample("s4_turns_total", {}, 1)
 
 
 class Own:
@@ -243,9 +224,8 @@ async def reporting(
     *reporters: MetricsReporter, interval: float = 0.01
 ) -> AsyncIterator[Reporting]:
     named = [(f"reporter {number}", reporter) for number, reporter in enumerate(reporters)]
-    snapshots = [MetricsSnapshot("node-1", {"g": {"n": 1}})]
     with capture_logs():
-        made = Reporting(named, lambda: snapshots, interval=interval, job="app", container="node-1")
+        made = Reporting(named, lambda: [TURNS], interval=interval, job="app", container="node-1")
         async with trio.open_nursery() as nursery:
             await nursery.start(made.run)
             yield made
@@ -293,7 +273,7 @@ async def test_a_reporter_is_started_told_again_and_again_and_stopped() -> None:
     assert reporter.told[-1] == "stop"
     report = reporter.reports[-1]
     assert (report.job, report.container) == ("app", "node-1")
-    assert report.snapshots == (MetricsSnapshot("node-1", {"g": {"n": 1}}),)
+    assert report.samples == [TURNS]
     assert report.since_ms <= report.time_ms <= time.time() * 1000
 
 
@@ -378,6 +358,9 @@ class Counting:
         self.metrics.counter("windows").increment()
 
 
+TASKS = ("Partition 0", "Partition 1")
+
+
 def counting(at_init: Callable[[], None] = lambda: None) -> TaskApp:
     inputs = ["memory.clicks", "memory.gate"]
     app = TaskApp("counting", lambda: Counting(at_init), inputs=inputs, outputs=["out"])
@@ -403,57 +386,31 @@ def values(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def by_source(container: Container) -> dict[str, Groups]:
-    return {snapshot.source: snapshot.groups for snapshot in merged(container.metrics())}
+def own_values(found: Iterable[Sample]) -> dict[tuple[str, ...], Value]:
+    return {tuple(each.labels.values()): each.value for each in found if each.name == OWN}
 
 
-def names_on_the_page(heading: str) -> set[tuple[str, str]]:
-    """Group and name of every row of a section's table."""
-    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    found, group = set(), ""
-    for line in section.splitlines():
-        if line.startswith(("| `", "| |")):
-            cells = [cell.strip() for cell in line.split("|")]
-            group = cells[1].strip("`") or group
-            found |= {(group, name) for name in re.findall(r"`([^`]+)`", cells[2])}
-    return found
+def test_the_page_has_every_family_of_the_table_and_no_other() -> None:
+    row = r"^\| `(s4_\w+)` \| (\w+) \| ([\w, ]*)\| (.+) \|$"
+    rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
+    told = {name: (kind, labels.strip(), meaning) for name, kind, labels, meaning in rows}
+    assert told == {
+        name: (family.kind, ", ".join(family.labels), family.meaning)
+        for name, family in FAMILIES.items()
+    }
 
 
-def placed(name: str) -> str:
-    """A name with the placeholders of the page."""
-    name = re.sub(r"^memory-\w+-[0-9]-", "<system>-<stream>-<partition>-", name)
-    name = re.sub(r"^memory-\w+-lagging", "<system>-<stream>-lagging", name)
-    name = re.sub(r"^live-\w+-", "live-<stream>-", name)
-    name = re.sub(r"^out-(sends|outbox|messages-unsendable|messages-dropped)", r"<stream>-\1", name)
-    name = re.sub(r"^gate-messages-left-out", "<stream>-messages-left-out", name)
-    return re.sub(r"^exception-ignored-KeyError", "exception-ignored-<class>", name)
-
-
-OF_EVENT_TIME = {
-    ("TaskInstanceMetrics", "<pe>-late-messages"),
-    ("TaskInstanceMetrics", "<stream>-watermark"),
-    ("TaskInstanceMetrics", "<stream>-watermark-lag-ms"),
-    ("TaskInstanceMetrics", "<stream>-ahead-ms"),
-}
-"""Metrics of apps whose events have a time: tests/runtime/event_time/test_windows.py."""
-
-
-async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
-    values: dict[str, str],
-) -> None:
+async def test_what_a_running_container_reports_is_in_the_table(values: dict[str, str]) -> None:
     values |= {
         "streams.gate.samza.bootstrap": "true",
         "s4.stream.gate.onError": "skip",
         "s4.stream.ticks.grade": "durable",
         "task.commit.ms": "20",
     }
-    found: dict[str, set[tuple[str, str]]] = {"Containers": set(), "Tasks": set()}
+    found: dict[str, tuple[str, ...]] = {}
 
     def look(container: Container) -> bool:
-        for source, groups in by_source(container).items():
-            kind = "Tasks" if source.startswith("TaskName-") else "Containers"
-            for group, named in groups.items():
-                found[kind] |= {(group, placed(name)) for name in named if group != "app"}
+        found.update((each.name, tuple(each.labels)) for each in container.metrics())
         return all(task.processed >= 6 for task in container.tasks.values())
 
     system = memory("memory", values["systems.memory.address"])
@@ -472,8 +429,9 @@ async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
         committer = container.replay.committer  # type: ignore[union-attr]
         await until(lambda: committer.commits > 0)
         look(container)
-    for heading, names in found.items():
-        assert names == names_on_the_page(heading) - OF_EVENT_TIME, heading
+    assert found == {name: FAMILIES[name].labels for name in found}
+    assert len(found) > 40
+    assert {"s4_task_lagging", "s4_left_out_total", "s4_input_committed"} <= found.keys()
 
 
 async def test_the_lag_of_an_input_counts_events_that_are_not_processed(
@@ -486,9 +444,8 @@ async def test_the_lag_of_an_input_counts_events_that_are_not_processed(
     del values["s4.stream.ticks.grade"]
     async with running(app, {**values, "task.inputs": "memory.orders"}) as container:
 
-        def lag() -> object:
-            consumers = by_source(container)[container.node]["SystemConsumersMetrics"]
-            return consumers.get("memory-orders-0-messages-behind-high-watermark")
+        def lag() -> float:
+            return metric(container, "s4_input_lag", system="memory", stream="orders")
 
         await until(lambda: sum(stage.depth for stage in container.statistics().stages) == 300)
         assert lag() == 300
@@ -507,32 +464,33 @@ async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> 
             assert await ticks.flush() == []
         await until(lambda: container.processed == 16)
         await until(lambda: container.replay.committer.commits > 1)  # type: ignore[union-attr]
-        await until(
-            lambda: all(
-                "windows" in groups["app"] for groups in list(by_source(container).values())[1:]
-            )
-        )
-        sources = by_source(container)
-    assert list(sources) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
-    whole = sources[container.node]
-    assert whole["SamzaContainerMetrics"]["process-calls"] == 16
-    commits = whole["SamzaContainerMetrics"]["commit-calls"]
-    assert 10 <= commits <= 20  # one for each click, and again where another was being written
-    assert whole["SamzaContainerMetrics"]["tasks"] == 2
-    assert 0 < float(whole["SamzaContainerMetrics"]["event-loop-utilization"]) <= 1
-    assert float(whole["SamzaContainerMetrics"]["physical-memory-mb"]) > 10
-    assert whole["SystemConsumersMetrics"]["live-ticks-messages-admitted"] == 6
-    assert whole["SystemConsumersMetrics"]["memory-clicks-1-messages-behind-high-watermark"] == 0
-    for number in (0, 1):
-        task = sources[f"TaskName-Partition {number}"]
-        mine = task["TaskInstanceMetrics"]
-        assert mine["send-calls"] == 5
-        assert mine["process-calls"] == 5 + int(mine["exception-ignored-KeyError"])
-        assert mine["messages-actually-processed"] == 5
-        assert mine[f"memory-clicks-{number}-offset"] == 5
-        assert task["app"]["clicks"] == 5
-        assert task["app"]["seven"] == 7
-        assert int(task["app"]["windows"]) == int(mine["window-calls"])
+        found: dict[tuple[str, ...], Value] = {}
+
+        def all_have_windows() -> bool:
+            found.update(own_values(container.metrics()))
+            return all((task, "app", "windows") in found for task in TASKS)
+
+        await until(all_have_windows)
+
+        def of(name: str, **labels: str) -> float:
+            return metric(container, name, **labels)
+
+        assert of("s4_task_calls_total", call="process") == 16
+        commits = of("s4_task_calls_total", call="commit")
+        assert 10 <= commits <= 20  # one for each click, and again where another was being written
+        assert of("s4_partitions") == 2
+        assert 0 < of("s4_utilization") <= 1
+        assert of("s4_process_resident_bytes") > 10 << 20
+        assert of("s4_input_admitted_total", stream="ticks") == 6
+        assert of("s4_input_lag", system="memory", stream="clicks", partition="1") == 0
+        for number, task in enumerate(TASKS):
+            assert of("s4_task_sent_total", task=task) == 5
+            ignored = of("s4_task_ignored_total", task=task, exception="KeyError")
+            assert of("s4_task_calls_total", task=task, call="process") == 5 + ignored
+            assert of("s4_task_processed_total", task=task) == 5 + ignored
+            assert of("s4_input_offset", task=task, stream="clicks", partition=str(number)) == 5
+            assert found[task, "app", "clicks"] == 5
+            assert found[task, "app", "seven"] == 7
 
 
 def copying() -> App:
@@ -570,21 +528,12 @@ async def test_skipped_events_and_events_that_wait_for_others_are_counted(
             await ticks.send_many([Tick(number) for number in range(-3, 20)])
             assert len(await ticks.flush()) == 3
         statistics = container.statistics()
-        sources = by_source(container)
+        found = container.metrics()
+        assert metric(container, "s4_left_out_total", stream="ticks") == 3
+        assert metric(container, "s4_outbox_depth", stream="copies", consumer="keeper") == 20
+        assert metric(container, "s4_outbox_bytes") > 0
     assert statistics.replay.left_out == {"ticks": 3}
-    assert sum(each.depth for each in statistics.outboxes) == 20
-    assert {each.task for each in statistics.outboxes} == {"Partition 0", "Partition 1"}
-    assert {(each.stream, each.consumer) for each in statistics.outboxes} == {("copies", "keeper")}
-    whole = sources[container.node]
-    assert whole["SystemConsumersMetrics"]["messages-left-out"] == 3
-    assert whole["SystemConsumersMetrics"]["ticks-messages-left-out"] == 3
-    producers = whole["SystemProducersMetrics"]
-    assert (producers["outbox-messages"], producers["copies-outbox-messages"]) == (20, 20)
-    assert int(producers["outbox-bytes"]) == sum(each.bytes for each in statistics.outboxes) > 0
-    assert [
-        sources[f"TaskName-{each.task}"]["TaskInstanceMetrics"]["outbox-messages"]
-        for each in statistics.outboxes
-    ] == [each.depth for each in statistics.outboxes]
+    assert {each.labels["task"] for each in found if each.name == "s4_outbox_depth"} == set(TASKS)
     # whose consumer is not there at all: it waits as it is
     async with running(copying(), values, partitions=2) as container:
         left = container.statistics().outboxes
@@ -610,16 +559,19 @@ async def test_a_container_reports_while_it_runs_and_once_more_at_its_end(
     }
     async with running(counting(), values, partitions=2) as container:
         await until(lambda: container.processed == 10)
-        await until(lambda: file.exists() and file.read_text().count("\n") > 9)
+        await until(lambda: file.exists() and file.read_text().count("\n") > 3)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    last = {line["header"]["source"]: line["metrics"] for line in lines[-3:]}
-    assert list(last) == [container.node, "TaskName-Partition 0", "TaskName-Partition 1"]
-    assert last[container.node]["SamzaContainerMetrics"]["process-calls"] == 10
-    for number in (0, 1):
-        offsets = last[f"TaskName-Partition {number}"]["OffsetManagerMetrics"]
-        assert offsets == {f"memory-clicks-{number}-checkpointed-offset": 5} | {
-            name: value for name, value in offsets.items() if "gate" in name
-        }
+    last = [Sample(**each) for each in lines[-1]["metrics"]]
+
+    def total(name: str, **labels: str) -> float:
+        found = (each for each in last if each.name == name)
+        return sum(each.value for each in found if labels.items() <= each.labels.items())  # type: ignore[misc]
+
+    assert lines[-1]["header"]["container-name"] == container.node
+    assert total("s4_task_calls_total", call="process") == 10
+    for number, task in enumerate(TASKS):
+        place = {"task": task, "stream": "clicks", "partition": str(number)}
+        assert total("s4_input_committed", **place) == 5
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -28,12 +28,12 @@ async def test_a_node_is_ready_once_its_apps_run_and_counts_what_they_do(tmp_pat
                 await clicks.send(Click(user))
             assert await clicks.flush() == []
         await until_told(
-            lambda: node.value("s4_processed_events_total", app="counter"), lambda n: n == 6
+            lambda: node.value("s4_task_processed_total", app="counter"), lambda n: n == 6
         )
         stage = {"app": "counter", "stage": "stream", "stream": "clicks"}
-        assert await node.value("s4_stage_admitted_events_total", **stage) == 6
+        assert await node.value("s4_stage_admitted_total", **stage) == 6
         assert await node.value("s4_partitions", app="counter") == 3
-        assert await node.value("s4_gain_seconds_count", app="counter") == 1
+        assert await node.value("s4_gains_total", app="counter") == 1
         await until_told(lambda: node.value("s4_app_metric", name="clicks seen"), lambda n: n == 6)
         assert await node.value("s4_app_metric", name="answer") == 42
         assert await node.value("s4_app_metric", name="no number") is None

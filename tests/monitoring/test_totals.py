@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from s4node.monitoring.totals import Series, Totals
 
-SERIES: Series = ("s4_processed_events_total", (("app", "counter"),))
+SERIES: Series = ("s4_task_processed_total", (("app", "counter"),))
 
 
 def collect(totals: Totals, **counts: float) -> float:

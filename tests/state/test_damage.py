@@ -103,9 +103,9 @@ async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> 
 
     def failures() -> int:
         """How many commits could not be written, by the last report."""
-        lines = [line for line in process.stderr if '"commit-exceptions"' in line] or ["{}"]
-        told = json.loads(lines[-1]).get("metrics", {}).get("OffsetManagerMetrics", {})
-        return int(told.get("commit-exceptions", 0))
+        lines = [line for line in process.stderr if '"s4_commit_failures_total"' in line]
+        told = json.loads(lines[-1])["metrics"] if lines else []
+        return sum(each["value"] for each in told if each["name"] == "s4_commit_failures_total")
 
     reports = ["-p", "metrics.reporters=jsonl", "-p", "metrics.reporter.interval=50"]  # to stderr
     async with (
@@ -170,9 +170,9 @@ async def test_a_full_disk_under_a_durable_stream_holds_its_producers_up_and_not
 
     def admitted(process: NodeProcess) -> list[int]:
         """How many events there were at each report."""
-        group = "SystemConsumersMetrics"
-        reports = (json.loads(line)["metrics"] for line in process.stderr if group in line)
-        return [each[group]["live-clicks-messages-admitted"] for each in reports]
+        name = "s4_input_admitted_total"
+        reports = (json.loads(line)["metrics"] for line in process.stderr if name in line)
+        return [sum(each["value"] for each in one if each["name"] == name) for one in reports]
 
     async with (
         lives.node() as process,

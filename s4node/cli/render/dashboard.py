@@ -220,7 +220,7 @@ def _stages(rows: Sequence[Row], *, live: bool) -> Table:
                 f"{row.fullest:.0%}",
                 str(row.admitted),
                 *(("" if row.rate is None else f"{row.rate:,.0f}/s",) if live else ()),
-                f"{row.waited * 1000:.1f} ms",
+                f"{row.waited_last * 1000:.1f} ms",
                 shed,
                 *(str(getattr(row, name) or "") for name in rare),
             )

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,11 @@ from s4node.cluster.node.node_status import NodeStatus, StatusAnswers
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.logger import get_logger
-from s4node.metrics.listening import listening
-from s4node.metrics.process import ProcessUse
+from s4node.metrics.process import process_statistics
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
-from s4node.metrics.snapshot import MetricsSnapshot
+from s4node.metrics.statistics import ListenerStatistics
+from s4node.metrics.table import Sample, samples
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.ingress.served_address import check_reachable
@@ -40,9 +41,6 @@ log = get_logger("s4node.cluster")
 Lookup = Callable[[str, bool], Sequence[str] | str]
 """The addresses of the containers whose app takes a stream, or why there are none. With True, of
 those whose app puts events on it."""
-
-NODE = "NodeMetrics"
-"""The group of the metrics of a node with a log."""
 
 _FAREWELL_SECONDS = 1.0
 
@@ -82,7 +80,6 @@ class Redirector:
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
         self._listener = Listener(config, self, self._wake)
-        self._use = ProcessUse()
         self._reporting = Reporting(
             reporters_of(config) if self._log is not None else (),
             self._metrics,
@@ -139,10 +136,11 @@ class Redirector:
         with trio.move_on_after(_FAREWELL_SECONDS):
             await self._listener.shut_down()
 
-    def _metrics(self) -> list[MetricsSnapshot]:
+    def _metrics(self) -> list[Sample]:
         published = {} if self._log is None else self._log.published
-        values = {**listening(self._listener.counts, published), **self._use.sample()}
-        return [MetricsSnapshot(self._node, {NODE: values})]
+        found = list(samples(ListenerStatistics(dict(self._listener.counts), published)))
+        process = process_statistics(os.getpid())
+        return found if process is None else [*found, *samples(process)]
 
     def _taken(self, stream: str) -> str:
         """Who takes a stream if an app of the node does; else, and before ``run``, empty."""

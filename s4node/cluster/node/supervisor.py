@@ -47,8 +47,8 @@ from s4node.config.config import Config
 from s4node.errors import ContainerFailed, CoordinationError
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
-from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.metrics.table import Sample
 
 log = get_logger("s4node.cluster")
 
@@ -92,7 +92,7 @@ class ContainerProcess:
         """True once it has had the partitions that other members owed it when it started."""
         self.prepared: supervisor_protocol.Prepared | None = None
         self.statistics: ContainerStatistics | None = None
-        self.own_metrics: list[MetricsSnapshot] = []
+        self.own_metrics: list[Sample] = []
         self.failure: supervisor_protocol.Failed | None = None
         self.ended_because = ""
         """The reason of its last failure."""

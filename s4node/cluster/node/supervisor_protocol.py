@@ -13,8 +13,8 @@ import msgspec
 
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.metrics.table import Sample
 from s4node.savepoints.manifest import AS_IS, StateCheck
 
 MAX_LINE_BYTES = 8 << 20
@@ -138,7 +138,7 @@ class Pulse(Message, tag="pulse", frozen=True):
     """
 
     statistics: ContainerStatistics | None = None
-    own: list[MetricsSnapshot] = []
+    own: list[Sample] = []
 
 
 FromContainer = Prepared | Enrolled | Ready | Settled | Failed | Done | Pulse

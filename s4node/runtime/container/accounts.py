@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,13 @@ from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.metrics.process import ProcessUse
+from s4node.metrics.process import process_statistics
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
-from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics, ReplayStatistics, StageStatistics
+from s4node.metrics.table import Sample, samples
 from s4node.net.ingress.listener import Listener
 from s4node.runtime.container.durable_parts import DurableParts
-from s4node.runtime.container.metrics import snapshots_of
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import grades_of
 
@@ -42,9 +42,8 @@ class Accounts:
         self._app, self._config, self._node = app, config, node
         self._listener, self._log = listener, log
         self._reporters = reporters_of(config)
-        self._process = ProcessUse()
         self._made_at = clocks.steady()
-        self._started_after = 0.0
+        self._start_seconds = 0.0
         self._job: str
         self._levels: dict[str, int]
         self._grades: dict[str, str]
@@ -61,7 +60,7 @@ class Accounts:
 
     def started(self) -> None:
         """Note that the container has started."""
-        self._started_after = clocks.steady() - self._made_at
+        self._start_seconds = clocks.steady() - self._made_at
 
     async def report(self, nursery: trio.Nursery) -> None:
         """Start reporting metrics in ``nursery``; further calls do nothing."""
@@ -95,9 +94,10 @@ class Accounts:
             unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},
             peers=dict(self._listener.counts),
             published=self._log.published if self._log is not None else {},
+            partitions=len(parts.partitions.tasks),
             turns=parts.loop.turns,
             utilization=parts.loop.utilization,
-            started_after=self._started_after,
+            start_seconds=self._start_seconds,
             gains=gaining.count,
             gain_seconds=gaining.seconds,
             recoveries=recovering.count,
@@ -105,17 +105,17 @@ class Accounts:
             threads=self._config[settings.THREAD_POOL_SIZE],
         )
 
-    def metrics(self) -> list[MetricsSnapshot]:
-        """The metrics of the container and its tasks, and those that tasks define themselves."""
-        process = self._process.sample()
-        return [*snapshots_of(self._node, self.statistics(), process), *self.own_metrics()]
+    def metrics(self) -> list[Sample]:
+        """All samples: of the container, of its process, and of the app's author."""
+        found = [*samples(self.statistics()), *self.own_metrics()]
+        process = process_statistics(os.getpid())
+        return found if process is None else [*found, *samples(process)]
 
-    def own_metrics(self) -> list[MetricsSnapshot]:
+    def own_metrics(self) -> list[Sample]:
         """The metrics that the app's author has defined."""
         tasks = self._parts.partitions.tasks.values()
-        of_tasks = [task.metrics.snapshot() for task in tasks if task.metrics is not None]
-        groups = self._app.metrics.snapshot().groups
-        return [MetricsSnapshot(self._node, groups), *of_tasks] if groups else of_tasks
+        registries = [self._app.metrics, *(task.metrics for task in tasks)]
+        return [each for one in registries if one is not None for each in one.samples()]
 
     def _stages(self) -> Iterator[StageStatistics]:
         yield from self._parts.inputs.stages()

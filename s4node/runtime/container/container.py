@@ -43,8 +43,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
-from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.metrics.table import Sample
 from s4node.offsets.checkpoint import JobGuard
 from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
@@ -150,11 +150,11 @@ class Container:
         """Counts since the start."""
         return self.accounts.statistics()
 
-    def metrics(self) -> list[MetricsSnapshot]:
-        """The metrics of the container and its tasks, and those that tasks define themselves."""
+    def metrics(self) -> list[Sample]:
+        """All samples: of the container, of its process, and of the app's author."""
         return self.accounts.metrics()
 
-    def own_metrics(self) -> list[MetricsSnapshot]:
+    def own_metrics(self) -> list[Sample]:
         """The metrics that the app's author has defined."""
         return self.accounts.own_metrics()
 

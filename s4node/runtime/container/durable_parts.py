@@ -32,7 +32,7 @@ from s4node.errors import ConfigError, UnknownStream
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
-from s4node.metrics.statistics import ReplayStatistics
+from s4node.metrics.statistics import ReplayStatistics, RestoreStatistics
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
@@ -407,7 +407,7 @@ class DurableParts:
             dict(self.dead_letters.counts),
             dict(self.consumers.starts.lost),
             dict(self.recovery.counts),
-            self.restore.progress(),
+            {name: RestoreStatistics(*found) for name, found in self.restore.progress().items()},
             {} if self.standbys is None else self.standbys.lags(),
             dict(self.committer.failing),
         )

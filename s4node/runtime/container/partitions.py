@@ -25,7 +25,6 @@ from s4node.metrics.registry import MetricsRegistry
 from s4node.net.ingress.producer_lane import Mark, ProducerLane
 from s4node.net.ingress.unbegun import WillResend, last_frames
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.container.metrics import source_of
 from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
@@ -103,7 +102,7 @@ class Partitions:
         stages = {s: q for s, q in before.items() if s in self._app.streams}
         stages = stages or self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
-        metrics = MetricsRegistry(source_of(name))
+        metrics = MetricsRegistry(name)
         clock = trio.lowlevel.current_clock().current_time  # tasks may run in threads
         processor = processor_of(
             self._app,

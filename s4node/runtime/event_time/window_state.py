@@ -108,7 +108,7 @@ def check_order(state: State) -> None:
                 f"stream {stream!r} had order='time', and events of it are still held back, which "
                 f"this version of the app would not process; run the version with order='time' "
                 f"until none is held back (later events, or watermark(t) of their senders, release "
-                f"them; held-back-messages counts them), then this one"
+                f"them; s4_task_held_back counts them), then this one"
             )
 
 

@@ -222,9 +222,9 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
         [AppRow("counter", "3a9bfea1b829", "running", 30, owners, sorted(where), where)],
         [
             Row(
-                "counter",
                 stage,
                 "clicks",
+                app="counter",
                 depth=80_000,
                 capacity=80_000,
                 admitted=1_000_000,

@@ -78,7 +78,7 @@ async def test_an_address_that_leads_to_another_node_is_no_answer() -> None:
 
 
 async def test_statistics_that_no_frame_holds_are_left_out() -> None:
-    many = [ContainerStatistics("x" * (9 << 20))]
+    many = [ContainerStatistics(app="x" * (9 << 20))]
     async with node(lambda: NodeStatus("one", "default", 1, "", [CONTAINER], many)) as address:
         status = await ask(address)
     assert (status.containers, status.statistics) == ([CONTAINER], [])

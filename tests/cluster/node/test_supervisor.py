@@ -89,7 +89,7 @@ async def test_statistics_over_the_length_of_a_line_are_left_out_and_the_pulse_c
     async with end, trio.open_nursery() as nursery:
         nursery.start_soon(line.carry)
         for size in (supervisor_protocol.MAX_LINE_BYTES, supervisor_protocol.MAX_LINE_BYTES - 999):
-            line.pulse(ContainerStatistics("x" * size))
+            line.pulse(ContainerStatistics(app="x" * size))
             line.say(supervisor_protocol.Done())
             with trio.fail_after(DEADLINE):
                 while not heard or not isinstance(heard[-1], supervisor_protocol.Done):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import free_port, running, until
+from harness import free_port, metric, running, until
 from several_containers import nodes
 from shared_apps import NotingApp, OnePE
 from structlog.testing import capture_logs
@@ -41,9 +41,8 @@ async def test_a_subscriber_is_told_that_it_missed_what_cannot_be_encoded() -> N
             await clicks.send(Click("joe", LARGE // 2))  # nothing comes behind it
             await until(lambda: totals.missed == 3)
             assert unsendable(node) == {("subscriber", "totals"): 3}
-            assert metric(node, "messages-unsendable") == 3
-            assert metric(node, "totals-messages-unsendable") == 3
-            assert metric(node, "shed-messages") == 0
+            assert metric(node, "s4_unsendable_total", stream="totals") == 3
+            assert metric(node, "s4_stage_shed_total") == 0
     assert told(logs) == [("totals", TOO_LARGE)]
 
 
@@ -78,8 +77,7 @@ async def test_an_app_that_consumes_a_stream_gets_the_others_and_the_loss_is_cou
                 assert unsendable(first) == {("remoteSender", "totals"): 2}
                 first.senders["totals"].disconnect("east")
                 assert unsendable(first) == {("remoteSender", "totals"): 2}
-                assert metric(first, "messages-unsendable") == 2
-                assert metric(first, "totals-messages-unsendable") == 2
+                assert metric(first, "s4_unsendable_total", stream="totals") == 2
     assert told(logs) == [("totals", TOO_LARGE)]
 
 
@@ -113,7 +111,7 @@ async def test_events_without_a_type_or_key_at_the_consumer_are_counted() -> Non
                 clicks = await client.stream("clicks")
                 await clicks.send_many([Click("joe"), Click("ann")])
                 await until(lambda: unsendable(first) == {("remoteSender", "names"): 4})
-                assert metric(first, "messages-unsendable") == 4
+                assert metric(first, "s4_unsendable_total", stream="names") == 4
     ((stream, reason),) = told(logs)
     assert stream == "names"
     assert "takes GenericEvent, not 'Name'" in reason or "KeyError: 'user'" in reason
@@ -372,15 +370,6 @@ def unsendable(*containers: Container) -> Counter[tuple[str, str]]:
         for stage, streams in container.statistics().unsendable.items():
             found.update({(stage, stream): count for stream, count in streams.items()})
     return found
-
-
-def metric(container: Container, name: str) -> Any:
-    return next(
-        snapshot.groups[group][name]
-        for snapshot in container.metrics()
-        for group in snapshot.groups
-        if name in snapshot.groups[group]
-    )
 
 
 def told(logs: Sequence[Any]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from harness import DEADLINE, free_port, in_thread, running, until
+from harness import DEADLINE, free_port, in_thread, metric, running, until
 from input_systems import dies
 from saved_state import saved_instances, saved_producers
 from shared_apps import (
@@ -764,8 +764,7 @@ async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_proc
         assert container.ports["clicks"].deserializer.redispatched
         assert container.processed == 100
         assert container.statistics().inputs["clicks"].admitted == 100
-        (whole, *_) = container.metrics()
-        assert whole.groups["SystemConsumersMetrics"]["live-clicks-messages-admitted"] == 100
+        assert metric(container, "s4_input_admitted_total", stream="clicks") == 100
 
 
 async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commits(

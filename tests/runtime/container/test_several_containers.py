@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from harness import ANY_PORT, free_port, plain_errors, proxy, until
+from harness import ANY_PORT, free_port, metric, plain_errors, proxy, until
 from msgspec import structs
 from several_containers import USERS, CountWords, Nodes, Split, Word, nodes, words
 from shared_apps import Click, Count, ForwardingApp, Ignore, OnePE, handling
@@ -30,7 +30,6 @@ from s4node.cluster.coordination.stream_directory import Consumer
 from s4node.cluster.node.redirector import Redirector
 from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import JsonText
-from s4node.metrics.snapshot import Value
 from s4node.stages.stage import Stage
 
 
@@ -77,11 +76,12 @@ async def test_events_that_a_producer_cannot_route_are_forwarded_and_acknowledge
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 25)
 
 
-def live_metrics(container: Container, stream: str) -> tuple[Value, Value]:
+def live_metrics(container: Container, stream: str) -> tuple[float, float]:
     """How many events of a stream are reported as admitted, and as refused."""
-    whole = next(each for each in container.metrics() if each.source == container.node)
-    group = whole.groups["SystemConsumersMetrics"]
-    return group[f"live-{stream}-messages-admitted"], group[f"live-{stream}-messages-refused"]
+    return (
+        metric(container, "s4_input_admitted_total", stream=stream),
+        metric(container, "s4_input_refused_total", stream=stream),
+    )
 
 
 async def test_an_event_that_is_passed_on_counts_as_admitted_where_its_partition_is(

@@ -13,7 +13,7 @@ from s4node.app.stream import OutputStream
 from s4node.app.windows import WindowKind, day, hopping, session, tumbling
 from s4node.errors import ConfigError, GraphError, ProcessingError, StateError
 from s4node.events.event import Event, GenericEvent
-from s4node.runtime.container.metrics import _task
+from s4node.metrics.table import samples
 from s4node.testing.any_order import rows_in_any_order
 from s4node.testing.app_test import AppTest
 
@@ -177,7 +177,8 @@ def test_the_metrics_show_what_is_held_back() -> None:
         test.send("trades", *a(101, 102, 103))
         [task] = test._runtime.tasks
         assert task.statistics().held_back == 3
-        assert _task(task.statistics(), (), ())["held-back-messages"] == 3
+        (held,) = [s for s in samples(task.statistics()) if s.name == "s4_task_held_back"]
+        assert held.value == 3
         test.crash()
         test.send("trades", *a(115))
         [task] = test._runtime.tasks

@@ -14,7 +14,7 @@ from s4node.app.stream import OutputStream
 from s4node.app.windows import WindowKind, count, hopping, session, tumbling
 from s4node.errors import GraphError, ProcessingError, S4Error, StateError
 from s4node.events.event import Event, GenericEvent
-from s4node.runtime.container.metrics import _task
+from s4node.metrics.table import samples
 from s4node.testing.app_test import AppTest
 
 
@@ -312,11 +312,11 @@ def test_the_metrics_show_open_windows_late_events_and_the_watermark() -> None:
         found = task.statistics()
         assert (found.windows, found.late) == (1, {"Candle": 1})
         assert found.watermarks == {"trades": (125.0, "trades[0]@test")}
-        values = _task(found, (), ())
-        assert values["open-windows"] == values["late-messages"] == 1
-        assert values["Candle-late-messages"] == 1
-        assert values["trades-watermark"] == 125_000
-        assert values["trades-watermark-lag-ms"] == 5_000
+        values = {(s.name, *s.labels.values()): s.value for s in samples(found)}
+        assert values["s4_task_windows", "Partition 0"] == 1
+        assert values["s4_task_late_total", "Partition 0", "Candle"] == 1
+        assert values["s4_task_watermarks", "Partition 0", "trades"] == 125
+        assert values["s4_task_behind", "Partition 0", "trades"] == 5
 
 
 def test_a_producer_whose_clock_is_ahead_is_named() -> None:
