@@ -92,7 +92,6 @@ def _signed(
     identities: Sequence[str],
     holds: timedelta,
 ) -> x509.Certificate:
-    """A certificate for the identities, or for an authority if there are none."""
     now = datetime.now(UTC)
     is_authority = not identities
     name = identities[0].rpartition("/")[2] if identities else f"authority {tokens.fresh(6)}"

@@ -102,7 +102,6 @@ class Credentials:
 
     @property
     def holder(self) -> Holder:
-        """Who we are."""
         return self._loaded.holder
 
     def serving(self, raw: stdlib.socket) -> ssl.SSLSocket:
@@ -217,7 +216,6 @@ def tls_problem(error: ssl.SSLError) -> str:
 
 
 def is_tls(address: str) -> bool:
-    """Return True if peers speak TLS at an address."""
     return address.startswith(f"{SCHEME}://")
 
 

@@ -79,7 +79,6 @@ class Holder(NamedTuple):
         return self.owns(producer) or NODE in self.roles.values()
 
     def own_id(self, word: str) -> str:
-        """An id for one of the holder's producers."""
         return word if self.owns(word) else f"{self.name}/{word}"
 
 

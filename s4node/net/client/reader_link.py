@@ -70,18 +70,15 @@ class ReaderLink:
 
     @property
     def connected(self) -> bool:
-        """True if the peer is connected now."""
         return self._socket is not None and self._socket.connected
 
     def add(self, reading: Reading) -> None:
-        """Carry one more reading."""
         self._readings[reading.reader] = reading
         if self.connected:
             self._control.append(reading.hello_frame())
             self.wake()
 
     def remove(self, reading: Reading) -> None:
-        """Stop carrying a reading."""
         if self._readings.pop(reading.reader, None) is not None and self.connected:
             reading.unsubscribe()
             self._control += reading.take_said()
@@ -121,7 +118,6 @@ class ReaderLink:
 
     @property
     def is_carried(self) -> bool:
-        """True while it runs."""
         return self._socket is not None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -195,7 +191,6 @@ class ReaderLink:
         return frames
 
     def _take_arrived(self, socket: DialledPipe) -> None:
-        """Take the frames that have arrived."""
         while (data := socket.receive_nowait()) is not None:
             for frame in self._dialled.frames(socket, data):
                 self._take_frame(frame)

@@ -67,7 +67,6 @@ class Place:
 
 
 def start_header(start: Startpoint | Mapping[int, int]) -> Any:
-    """The header of a hello for a start."""
     match start:
         case Oldest():
             return wire.OLDEST
@@ -185,7 +184,6 @@ class Reading:
         return {wire.EPOCHS: epochs} if epochs else {}
 
     def take_said(self) -> list[bytes]:
-        """Take the frames to send."""
         said, self.said = self.said, []
         return said
 

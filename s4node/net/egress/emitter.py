@@ -86,7 +86,6 @@ class Emitter:
 
     @property
     def connected(self) -> bool:
-        """True if any node is connected now."""
         return any(link.connected for link in self.links.values())
 
     @property

@@ -263,7 +263,6 @@ class LatestTime:
 
     @property
     def told(self) -> float:
-        """The time to tell."""
         return self.value if self.field or not self.by_commits else min(self.value, self._since)
 
     def reach_at_once(self, time: float) -> None:

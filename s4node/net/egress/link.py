@@ -75,7 +75,6 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """True if the peer is connected now."""
         return self._socket is not None and self._socket.connected
 
     @property
@@ -89,7 +88,6 @@ class Link:
         return 0.0 if self.connected else clocks.steady() - self._away_since
 
     def add(self, route: NodeRoute) -> None:
-        """Carry one more route."""
         self.routes.append(route)
         route.draining = bool(self.draining)
         if self.connected:
@@ -97,7 +95,6 @@ class Link:
             self.wake()
 
     def remove(self, route: NodeRoute) -> None:
-        """Stop carrying a route."""
         self.routes.remove(route)
         route.disconnected()
 

@@ -212,7 +212,6 @@ class Outbox:
             self._route_from(events)
 
     def drop_pending(self) -> None:
-        """Drop all events that are not in frames."""
         for lane in self.lanes:
             lane.wait_only()
         self._incoming.clear()

@@ -41,7 +41,6 @@ Rows = Iterable[tuple[bytes, bytes]]
 
 
 def channels_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Group rows by channel."""
     found: defaultdict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
     for key, value in rows:
         found[key[1 : key.index(b"\0")].decode()].append((key, value))
@@ -110,7 +109,6 @@ class RowKeys:
         return self._row(_SPILL, _SPILL_AT.pack(index))
 
     def type(self, fingerprint: int) -> bytes:
-        """The key of the declaration of a type in the rows."""
         return self._row(_TYPE, _TYPE_AT.pack(fingerprint))
 
     def _row(self, kind: bytes, at: bytes) -> bytes:
@@ -128,7 +126,6 @@ def lanes_row(partitions: int, routing: str, layout: int | None) -> bytes:
 
 
 def type_row(declared: TypeDecl) -> bytes:
-    """The row of the declaration of a type."""
     return _encode(declared)
 
 
@@ -180,7 +177,6 @@ class SavedRows(NamedTuple):
 
 
 def sort_rows(channel: str, rows: Rows) -> SavedRows:
-    """Sort the rows of a channel by kind."""
     start = 2 + len(channel.encode())
     saved = SavedRows(defaultdict(list), {}, {}, [], [], None)
     for key, value in rows:
@@ -202,7 +198,6 @@ def sort_rows(channel: str, rows: Rows) -> SavedRows:
 
 
 def fingerprints_in(frames: Iterable[bytes]) -> set[int]:
-    """The fingerprints of the types in these frames."""
     return {section.fingerprint for data in frames for section in data_of(data)[0].sections}
 
 

@@ -46,7 +46,6 @@ class Refusals:
         self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
 
     def count(self, refusal: Refusal) -> None:
-        """Count the events of a refusal."""
         what = "unsent" if refusal.unsent else "shed" if refusal.shed else "refused"
         self.counts[what] += refusal.count
 
@@ -130,7 +129,6 @@ class Unsent:
         self._own_unsaved = None
 
     def drain(self) -> list[Refusal]:
-        """Take the refusals to report."""
         told, self._told = self._told, []
         return told
 

@@ -480,7 +480,6 @@ class NodeRoute:
         return self.opened or self._wants_hello or bool(self._asked)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
-        """Take a verdict of the node."""
         box = self.outbox
         if verdict.error:
             box.error = verdict.error

@@ -60,7 +60,6 @@ class Spill:
 
     @property
     def events(self) -> int:
-        """The number of waiting events."""
         tails = sum(len(tail.events) for tail in self.tails.values())
         return tails + sum(block.size for block in self._whole)
 

@@ -40,7 +40,6 @@ class StagedOutbox(Outbox):
 
     @property
     def max_bytes(self) -> int:
-        """The number of bytes that may wait."""
         return self.stage.max_bytes
 
     @property
@@ -67,7 +66,6 @@ class StagedOutbox(Outbox):
 
     @property
     def unsettled(self) -> int:
-        """The number of events without a verdict, sent or not."""
         return self.stage.depth + super().unsettled
 
     def mark(self) -> Mark:

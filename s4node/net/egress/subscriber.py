@@ -67,7 +67,6 @@ class Subscriber:
         return bool(self._route.sendable.events) or self.missed != self._told
 
     def frames(self, budget: int, now_ms: int) -> list[bytes]:
-        """The frames that may leave now."""
         out = self._route.frames(budget, now_ms)
         if self.missed != self._told:
             self._told = self.missed

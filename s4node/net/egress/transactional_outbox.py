@@ -138,14 +138,12 @@ class TransactionalOutbox(Outbox):
     # -- putting -----------------------------------------------------------------------------
 
     def extend(self, events: Iterable[Any]) -> None:
-        """Take events, to be routed to their partitions."""
         for cls in set(map(type, events)):
             self.types.declare(cls)
         super().extend(events)
         self._gather()
 
     def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
-        """Take events for a partition."""
         super().extend_lane(partition, events, sender)
         self._cut_whole(self.lanes[partition])
 
@@ -522,7 +520,6 @@ class TransactionalOutbox(Outbox):
         yield self._keys.life
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         super().validate()
         for lane in self.lanes:
             assert lane.released <= lane.next_number

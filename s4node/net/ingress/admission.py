@@ -103,7 +103,6 @@ class StreamAdmission:
     _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
 
     def new_limit(self, lane: ProducerLane, share: int) -> int:
-        """The first number that the lane may not send yet, if it may have ``share`` in flight."""
         credit = lane.credit
         limit = credit.limit(lane, lane.done, lane.limit, share)
         if credit.holding:
@@ -111,14 +110,12 @@ class StreamAdmission:
         return limit
 
     def credit(self, partition: int) -> Credit[ProducerLane]:
-        """The credit of a partition's stage, which its lanes share."""
         credit = self._credits.get(partition)
         if credit is None:
             credit = self._credits[partition] = Credit(self.stages[partition], self.deserializer)
         return credit
 
     def touched(self, lane: ProducerLane) -> None:
-        """Have the lane's producer told something."""
         if lane.connection is not None:
             self.notify(lane)
 
@@ -172,7 +169,6 @@ class StreamAdmission:
         )
 
     def _row(self, producer: str, partition: int) -> SavedProducer | None:  # noqa: ARG002
-        """The saved row of a producer that has no lane."""
         return None
 
     def _life(self, producer: str, partition: int) -> Life:
@@ -373,7 +369,6 @@ class StreamAdmission:
                 self.touched(lane)
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        """The last cuts of the tasks of these partitions, as pairs of partition and number."""
         return []
 
     def _has_room(self, lane: ProducerLane) -> bool:
@@ -383,11 +378,9 @@ class StreamAdmission:
         return self.taken_from is None or connection in self.taken_from
 
     def reached(self, lane: ProducerLane, mark: Mark) -> None:
-        """Pass on what a lane's producer has reported of its time."""
         self.on_time(lane, mark)
 
     def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
-        """Take a producer's report of its time."""
         time, idle = report.millis / 1000, report.headers.get(wire.IDLE) is True
         lanes, producer = self.lanes, report.producer
         for partition, number in report.positions:
@@ -507,11 +500,9 @@ class StreamAdmission:
         return len(stale)
 
     def _is_over(self, lane: ProducerLane) -> bool:
-        """Return True if no event of the lane is in flight."""
         return lane.safe == lane.expected
 
     def _drop(self, lane: ProducerLane) -> None:
-        """Forget a lane."""
         self._has_moved(lane.producer)
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)

@@ -12,22 +12,31 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from traceback import format_exception
-from typing import Protocol
 
 import trio
 
 from s4node import clocks
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import size_of
+from s4node.log_throttle import LogThrottle
+from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.certificates.identity import Holder
-from s4node.net.ingress.peer_limits import PeerLimits, Rate
+from s4node.net.ingress import peer_limits
+from s4node.net.ingress.peer_limits import Budget, Rate
+from s4node.net.ingress.peer_rights import unwelcome
 from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
 from s4node.net.transport.network import AcceptedPipe
 from s4node.net.wire import frame as wire
 
+log = get_logger("s4node.net")
+
+_WARNING_SECONDS = 60.0
 _MAX_ANSWER_BYTES = 4 << 20
 _VERDICT_BYTES = 1 << 20
 _RETRY_SECONDS = 0.005
@@ -35,40 +44,65 @@ _COUNTED_BYTES = 1024
 """The bytes of a header for which it counts once more among the hellos of a second."""
 
 
-class Peers(Protocol):
-    """The listener of a connection."""
+class Peers:
+    """What the connections of a listener share: limits, counts, and the log."""
 
-    counts: Counter[str]
-    limits: PeerLimits
-    patience: float
-    verdict_delay: float
-    hellos: Rate
-
-    def unwelcome(self, peer: Holder) -> str:
-        """Why a peer is not served; empty if it is."""
-        ...
-
-    def shaken(self, connection: Connection) -> None:
-        """Note that a connection's handshake of TLS is over, or the connection is."""
-        ...
-
-    def has_news(self, connection: Connection) -> None:
-        """Have the next flush send the connection's news."""
-        ...
-
-    def warn(self, event: str, peer: str = "", **facts: object) -> None:
-        """Log a warning caused by a peer, now and then."""
-        ...
+    def __init__(
+        self,
+        config: Config,
+        credentials: Credentials | None,
+        has_news: Callable[[Connection], None],
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.patience = config[settings.LISTENER_PATIENCE]
+        self.verdict_delay = config[settings.COMM_VERDICT_DELAY]
+        self.limits = limits = peer_limits.LIMITS
+        self.hellos = Rate(limits.all_hellos_per_second, 0.25)
+        self.half_open: Counter[str] = Counter()  # by host
+        self.has_news = has_news
+        self._bytes: Budget[Connection] = Budget(limits.bytes)
+        self._lanes: Budget[Connection] = Budget(limits.lanes)
+        self._credentials = credentials
+        self._cluster = config[settings.CLUSTER_NAME]
+        self._throttle = LogThrottle(_WARNING_SECONDS)
 
     def count_use(self, connection: Connection) -> None:
         """Count what a connection takes up; end those that take most, beyond the budgets."""
-        ...
+        ended = connection.scope.cancel_called
+        held = connection.unread_bytes + connection.waiting_bytes + connection.type_bytes
+        self._bytes.set(connection, 0 if ended else held)
+        self._lanes.set(connection, 0 if ended else connection.lanes)
+        while (largest := self._bytes.largest()) is not None:
+            largest.end_because(largest.main_use())
+        while (largest := self._lanes.largest()) is not None:
+            largest.end_because("it has more lanes than others, and the node has too many")
+
+    def shaken(self, connection: Connection) -> None:
+        """Note that a connection's handshake of TLS is over, or the connection is."""
+        self.half_open[connection.host] -= connection.half_open
+        connection.half_open = False
+
+    def unwelcome(self, peer: Holder) -> str:
+        """Why a peer is not served, or no longer; empty if it is."""
+        assert self._credentials is not None
+        return unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
+
+    def warn(self, event: str, peer: str = "", **facts: object) -> None:
+        """Log a warning caused by a peer (``host:port``), at most once a minute for its host."""
+        left_out = self._throttle.left_out((event, peer.rpartition(":")[0]), clocks.steady())
+        if left_out is None:
+            return
+        if peer:
+            facts = {"peer": peer, **facts}
+        if left_out:
+            facts["left_out"] = left_out  # since the line before
+        log.warning(event, **facts)
 
 
 class Connection:
     """A node's connection to one peer."""
 
-    def __init__(self, listener: Peers, peer: str, serial: int) -> None:
+    def __init__(self, peers: Peers, peer: str, serial: int) -> None:
         self.peer = peer
         self.serial = serial  # rises with each connection
         self.socket: AcceptedPipe | None = None
@@ -89,8 +123,8 @@ class Connection:
         self.spoke = False  # a good frame has come
         self.heard = clocks.steady()  # when it has sent something last, about
         self.congested = False  # nothing more is read for now
-        self._listener = listener
-        self._hellos = Rate(listener.limits.hellos_per_second)
+        self._peers = peers
+        self._hellos = Rate(peers.limits.hellos_per_second)
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
         self.lanes = 0  # of all
         self.unread_bytes = 0  # of answers
@@ -105,10 +139,10 @@ class Connection:
         """Have the lane's producer told something."""
         if lane.pressing:
             self.pressing[lane] = None
-            self._listener.has_news(self)
+            self._peers.has_news(self)
         elif not self.dirty:
-            self.due = trio.current_time() + self._listener.verdict_delay
-            self._listener.has_news(self)
+            self.due = trio.current_time() + self._peers.verdict_delay
+            self._peers.has_news(self)
         self.dirty[lane] = None
 
     def answer(self, frame: bytes) -> None:
@@ -118,7 +152,7 @@ class Connection:
         self._answer_bytes += len(frame)
         self.answers.append(frame)
         self._count_unread()
-        self._listener.has_news(self)
+        self._peers.has_news(self)
 
     def outdated(self, before: object, producer: str) -> str:
         """Why a producer may not open a stream here, after the connection ``before``; else empty.
@@ -146,11 +180,11 @@ class Connection:
 
     def warn(self, event: str, **facts: object) -> None:
         """Log a warning that the peer has caused, now and then."""
-        self._listener.warn(event, self.peer, **facts)
+        self._peers.warn(event, self.peer, **facts)
 
     def refuse(self, header: wire.Header, reason: str) -> None:
         """Count, log and answer a frame that the peer may not send."""
-        self._listener.counts["not permitted"] += 1
+        self._peers.counts["not permitted"] += 1
         self.count_hello()
         self.warn("a peer may not do what it asks for; refused", reason=reason)
         fault = {wire.FAULT: ConnectionRefused.__name__}
@@ -170,7 +204,7 @@ class Connection:
 
         The answer names the stream and producer of a data frame whose header could be read.
         """
-        self._listener.counts["bad frames"] += 1
+        self._peers.counts["bad frames"] += 1
         self.count_hello(size)
         self.warn("bad frame", reason=reason)
         whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
@@ -276,22 +310,22 @@ class Connection:
     def _count_unread(self) -> None:
         """Note the bytes that wait for the peer to read."""
         size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)
-        most = self._listener.limits.unread_bytes
+        most = self._peers.limits.unread_bytes
         if size > most:
             self._slow_down(f"nothing more is read while more than {most} bytes of answers wait")
         if size != self.unread_bytes:
             self.unread_bytes = size
-            self._listener.count_use(self)
+            self._peers.count_use(self)
 
     def count_hello(self, size: int = 0) -> None:
         """Note a hello, a query or a bad frame, with a header of so many bytes."""
         now, times = trio.current_time(), 1 + size // _COUNTED_BYTES
         self._hellos.count(now, times)
-        self._listener.hellos.count(now, times)
+        self._peers.hellos.count(now, times)
         if self._waits(now):
             rate, whose = self._hellos.per_second, ""
             if not self._hellos.seconds_until_next(now):
-                rate, whose = self._listener.hellos.per_second, " of all connections"
+                rate, whose = self._peers.hellos.per_second, " of all connections"
             self._slow_down(f"hellos, queries and bad frames{whose} beyond {rate:g} a second wait")
 
     def _slow_down(self, reason: str) -> None:
@@ -307,20 +341,20 @@ class Connection:
         while self.congested:
             await trio.sleep(max(_RETRY_SECONDS, self._waits(trio.current_time())))
             self._count_unread()
-            if self._answer_bytes <= self._listener.limits.unread_bytes:
+            if self._answer_bytes <= self._peers.limits.unread_bytes:
                 self.congested = bool(self._waits(trio.current_time()))
 
     def _waits(self, now: float) -> float:
         """The seconds until a hello may be read again."""
         own = self._hellos.seconds_until_next(now)
-        if self._hellos.spent <= self._listener.limits.few_hellos:
+        if self._hellos.spent <= self._peers.limits.few_hellos:
             return own
-        return max(own, self._listener.hellos.seconds_until_next(now))
+        return max(own, self._peers.hellos.seconds_until_next(now))
 
     def refusal(self, hello: wire.Hello, partitions: int, producers: int = 0) -> str:
         """Why a peer may not open a stream of so many partitions, or empty. The connection has
         opened it for so many other ``producers``."""
-        limits = self._listener.limits
+        limits = self._peers.limits
         if long := wire.too_long(hello.peer):
             return f"stream {hello.stream!r}: {long}"
         if producers >= limits.producers:
@@ -343,18 +377,18 @@ class Connection:
             )
         self.type_bytes += types
         self._lanes[opened], self.lanes = partitions, lanes
-        self._listener.count_use(self)
+        self._peers.count_use(self)
         return ""
 
     def left(self, stream: str, peer: str) -> None:
         """Note that a producer or reader has ended."""
         if lanes := self._lanes.pop((stream, peer), 0):
             self.lanes -= lanes
-            self._listener.count_use(self)
+            self._peers.count_use(self)
 
     def limited(self, reason: str) -> str:
         """Count and log that a limit has taken effect; return the reason, for the peer."""
-        self._listener.counts["limits reached"] += 1
+        self._peers.counts["limits reached"] += 1
         self.warn("a peer has reached a limit", reason=reason)
         return reason
 
@@ -369,7 +403,7 @@ class Connection:
         before, since = self._progress
         if waits != before:
             self._progress = waits, now
-        elif waits != (False, None, None) and now - since >= self._listener.patience:
+        elif waits != (False, None, None) and now - since >= self._peers.patience:
             if not self.spoke:
                 return "it has sent nothing"
             return "it does not read" if self.socket.unsent else "it does not finish a message"
@@ -379,7 +413,7 @@ class Connection:
         """End the connection, and tell the peer why."""
         if self.scope.cancel_called:
             return
-        self._listener.counts["connections ended"] += 1
+        self._peers.counts["connections ended"] += 1
         self.warn("a connection was ended", reason=reason)
         if self.socket is not None:
             with suppress(StageBroken):
@@ -388,7 +422,7 @@ class Connection:
         self.frames, self.envelope_bytes = None, 0
         self.congested = True
         self.scope.cancel()
-        self._listener.count_use(self)
+        self._peers.count_use(self)
 
     def fail(self, error: Exception) -> None:
         """End the connection, because of an error of this node while it answers the peer."""
@@ -421,8 +455,8 @@ class Connection:
             self.silent.set()
         elif self.socket is not None and self.socket.holder is not None:
             self.holder = self.socket.holder
-            self._listener.shaken(self)
-            if problem := self._listener.unwelcome(self.holder):
+            self._peers.shaken(self)
+            if problem := self._peers.unwelcome(self.holder):
                 self.end_because(problem)
 
 

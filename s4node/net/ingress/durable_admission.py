@@ -79,7 +79,6 @@ class DurableLane(ProducerLane):
 
     @property
     def settled(self) -> int:
-        """The producer need not keep events below this number."""
         return self.committed
 
     @property
@@ -90,7 +89,6 @@ class DurableLane(ProducerLane):
         return max(1, min(self.admission.window_events, by_bytes))
 
     def complete(self, first: int, end: int) -> None:
-        """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
             if self.marks:
                 self.pass_marks()
@@ -159,7 +157,6 @@ class DurableLane(ProducerLane):
         return SavedProducer(self.safe, *self.life, self.own_id, (*told, *self.untold))
 
     def restore(self, saved: SavedProducer) -> None:
-        """Resume from a saved row."""
         self.life = Life(saved.life, saved.incarnation)
         self.own_id = saved.own_id
         self.has_row = True
@@ -239,7 +236,6 @@ class DurableAdmission(StreamAdmission):
             self.learn(producer)
 
     def revoke(self, partition: int) -> None:
-        """Leave a partition, with its rows, to another node."""
         super().revoke(partition)
         self._moved.pop(partition, None)
         self._forgotten.pop(partition, None)
@@ -270,7 +266,6 @@ class DurableAdmission(StreamAdmission):
         return TakenLanes(lanes, frozenset(forgotten), ended)
 
     def commit_written(self, partition: int, taken: TakenLanes) -> None:
-        """Acknowledge the lanes of a commit that was written."""
         moved = self._moved.get(partition, {})
         for lane, saved in taken.lanes.items():
             if not lane.has_row:
@@ -436,7 +431,6 @@ class DurableAdmission(StreamAdmission):
         return producer in self._unsaved
 
     def saves(self, producer: str) -> bool:
-        """Return True while a producer waits to be saved."""
         return producer in self._unsaved
 
     def _all(self, producer: str) -> Iterator[DurableLane]:
@@ -446,7 +440,6 @@ class DurableAdmission(StreamAdmission):
                 yield lane
 
     def ask(self, producer: str, connection: Hashable) -> None:
-        """Take a producer's request for its verdicts."""
         super().ask(producer, connection)
         for lane in self._all(producer):
             if lane.safe != lane.asked:
@@ -457,7 +450,6 @@ class DurableAdmission(StreamAdmission):
                 self.wait(lane)
 
     def new_limit(self, lane: ProducerLane, share: int) -> int:
-        """The first number that the lane may not send yet, if it may have ``share`` in flight."""
         assert isinstance(lane, DurableLane)
         if self.held(lane.partition) and not lane.producer.startswith(wire.TASK):
             self._stopped[lane] = None
@@ -471,7 +463,6 @@ class DurableAdmission(StreamAdmission):
         return most if grows else lane.limit
 
     def released(self) -> None:
-        """Let lanes go on that were held for lack of room."""
         super().released()
         if not self._stopped:
             return
@@ -509,7 +500,6 @@ class DurableAdmission(StreamAdmission):
     def admit(
         self, data: wire.Data, connection: Hashable, now: float, size: int = 0
     ) -> FrameReceipt | None:
-        """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
         number = data.headers.get(wire.SAVEPOINT) if data.headers else None
         if isinstance(number, int) and self.cuts.request(data.partition, number):
             lane = self.lanes.get((data.producer, data.partition))
@@ -520,7 +510,6 @@ class DurableAdmission(StreamAdmission):
         return super().admit(data, connection, now, size)
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
-        """The last cuts of the tasks of these partitions, as pairs of partition and number."""
         made = [(partition, self.cuts.made(partition)) for partition in partitions]
         return [(partition, number) for partition, number in made if number]
 

@@ -25,14 +25,10 @@ from s4node import clocks
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
-from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import SCHEME
-from s4node.net.certificates.identity import Holder
-from s4node.net.ingress import peer_limits
-from s4node.net.ingress.connection import Connection, last_word
-from s4node.net.ingress.peer_limits import Budget, Rate
-from s4node.net.ingress.peer_rights import refusal, unwelcome
+from s4node.net.ingress.connection import Connection, Peers, last_word
+from s4node.net.ingress.peer_rights import refusal
 from s4node.net.ingress.served_address import serving_credentials
 from s4node.net.ingress.slices import MOST_SECONDS, Slices
 from s4node.net.transport import network
@@ -43,7 +39,6 @@ from s4node.net.wire import frame as wire
 log = get_logger("s4node.net")
 
 _RETRY_SECONDS = 0.005
-_WARNING_SECONDS = 60.0
 _SILENT_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 
@@ -65,7 +60,6 @@ class FrameHandler(Protocol):
 
 
 def no_log(query: wire.Query) -> bytes:
-    """The answer of a node that has no log."""
     error = (
         "this node has no log; start it with the setting s4.log.folder, or ask the node that has "
         "the log"
@@ -88,11 +82,12 @@ class Listener:
         held: Callable[[], bool] | None = None,
     ) -> None:
         self.address = config[settings.LISTENER_ADDRESS]
-        self.counts: Counter[str] = Counter()
         self.connections: dict[Connection, None] = {}
         self._handler = handler
         self._credentials = serving_credentials(config)
         self._cluster = config[settings.CLUSTER_NAME]
+        self._peers = Peers(config, self._credentials, self._has_news)
+        self.counts = self._peers.counts
         self._is_open = config[settings.ACCESS] == "open"
         self._advertise = config[settings.LISTENER_ADVERTISE]
         self._ports = config[settings.LISTENER_PORTS]
@@ -101,18 +96,10 @@ class Listener:
         self._max_events = config[settings.LISTENER_MAX_FRAME_EVENTS]
         self._max_connections = config[settings.LISTENER_MAX_CONNECTIONS]
         self._handshake = config[settings.COMM_TIMEOUT]
-        self.patience = config[settings.LISTENER_PATIENCE]
-        self.verdict_delay = config[settings.COMM_VERDICT_DELAY]
-        self.limits = limits = peer_limits.LIMITS
-        self.hellos = Rate(limits.all_hellos_per_second, 0.25)
-        self._bytes: Budget[Connection] = Budget(limits.bytes)
-        self._lanes: Budget[Connection] = Budget(limits.lanes)
         self._hosts: Counter[str] = Counter()
-        self._half_open: Counter[str] = Counter()
         self._nudge = nudge
         self._held = held
         self._news: dict[Connection, None] = {}
-        self._throttle = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
         self._slices = Slices()
         self._line = trio.CapacityLimiter(1)  # busy connections, in the order in which they come
@@ -186,33 +173,10 @@ class Listener:
         self._accepting.cancel()
 
     def broadcast(self, frame: bytes) -> None:
-        """Send a frame to all peers."""
         for connection in self.connections:
             connection.answer(frame)
 
-    def warn(self, event: str, peer: str = "", **facts: object) -> None:
-        """Log a warning caused by a peer (``host:port``), at most once a minute for its host."""
-        left_out = self._throttle.left_out((event, peer.rpartition(":")[0]), clocks.steady())
-        if left_out is None:
-            return
-        if peer:
-            facts = {"peer": peer, **facts}
-        if left_out:
-            facts["left_out"] = left_out  # since the line before
-        log.warning(event, **facts)
-
-    def unwelcome(self, peer: Holder) -> str:
-        """Why a peer is not served, or no longer; empty if it is."""
-        assert self._credentials is not None
-        return unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
-
-    def shaken(self, connection: Connection) -> None:
-        """Note that a connection's handshake of TLS is over, or the connection is."""
-        self._half_open[connection.host] -= connection.half_open
-        connection.half_open = False
-
-    def has_news(self, connection: Connection) -> None:
-        """Have the next flush send the connection's news."""
+    def _has_news(self, connection: Connection) -> None:
         self._news.setdefault(connection)
         self._nudge()
 
@@ -262,24 +226,26 @@ class Listener:
             try:
                 caller = await place.accept()
             except OSError as error:
-                self.warn("accepting a connection failed", error=str(error))
+                self._peers.warn("accepting a connection failed", error=str(error))
                 await trio.sleep(0.1)  # out of file descriptors: let others end
                 continue
             if caller is None:
                 continue
             if problem := self._full(caller.name.rpartition(":")[0]):
                 self.counts["connections refused"] += 1
-                self.warn("too many connections; refused", caller.name, reason=problem)
+                self._peers.warn("too many connections; refused", caller.name, reason=problem)
                 caller.turn_away(last_word(problem))
                 continue
             nursery.start_soon(self._serve_peer, caller)
 
     def _full(self, host: str) -> str:
         """Why no further peer of a host is taken; empty if there is room, which may be made."""
-        half_open = self.limits.half_open_per_host
-        if self._half_open[host] >= half_open:
+        half_open = self._peers.limits.half_open_per_host
+        if self._peers.half_open[host] >= half_open:
             return f"{half_open} connections from {host} have not finished a handshake"
-        per_host = int(self.limits.connections_per_host * max(1, self._max_connections / 1024))
+        per_host = int(
+            self._peers.limits.connections_per_host * max(1, self._max_connections / 1024)
+        )
         own = self._hosts[host] >= per_host
         if not own and len(self.connections) < self._max_connections:
             return ""
@@ -298,40 +264,29 @@ class Listener:
     async def _end_stalled(self) -> None:
         """End connections on which nothing goes on."""
         while True:
-            await trio.sleep(min(_LOOK_SECONDS, self.patience / 8))
+            await trio.sleep(min(_LOOK_SECONDS, self._peers.patience / 8))
             now = trio.current_time()
             if self._credentials is not None:
                 self._credentials.refresh()
             for connection in list(self.connections):
                 reason = connection.stalled(now)
                 if not reason and connection.holder is not None:
-                    reason = self.unwelcome(connection.holder)
+                    reason = self._peers.unwelcome(connection.holder)
                 if reason:
                     connection.end_because(reason)
 
-    def count_use(self, connection: Connection) -> None:
-        """Count what a connection takes up; end those that take most, beyond the budgets."""
-        ended = connection.scope.cancel_called
-        held = connection.unread_bytes + connection.waiting_bytes + connection.type_bytes
-        self._bytes.set(connection, 0 if ended else held)
-        self._lanes.set(connection, 0 if ended else connection.lanes)
-        while (largest := self._bytes.largest()) is not None:
-            largest.end_because(largest.main_use())
-        while (largest := self._lanes.largest()) is not None:
-            largest.end_because("it has more lanes than others, and the node has too many")
-
     async def _serve_peer(self, caller: Caller) -> None:
         peer = caller.name
-        connection = Connection(self, peer, self.counts["connections"])
+        connection = Connection(self._peers, peer, self.counts["connections"])
         try:
             connection.socket = caller.make_pipe(self._max_envelope, connection.set_connected)
         except StageBroken as error:
             self.counts["connections refused"] += 1
-            self.warn("a connection cannot be taken; closed", peer, error=str(error))
+            self._peers.warn("a connection cannot be taken; closed", peer, error=str(error))
             return
         self.connections[connection] = None
         connection.half_open = self._credentials is not None
-        self._half_open[connection.host] += connection.half_open
+        self._peers.half_open[connection.host] += connection.half_open
         self._slices.add(connection, clocks.steady())
         self.counts["connections"] += 1
         self._hosts[connection.host] += 1
@@ -345,12 +300,12 @@ class Listener:
             self.connections.pop(connection, None)
             self._news.pop(connection, None)
             self._slices.remove(connection)
-            self.shaken(connection)
+            self._peers.shaken(connection)
             self._hosts[connection.host] -= 1
             if not self._hosts[connection.host]:
-                del self._hosts[connection.host], self._half_open[connection.host]
+                del self._hosts[connection.host], self._peers.half_open[connection.host]
             connection.scope.cancel()
-            self.count_use(connection)
+            self._peers.count_use(connection)
             with trio.CancelScope(shield=True):
                 while self._handler.on_gone(connection):  # a piece at a time
                     await trio.lowlevel.checkpoint()
@@ -382,7 +337,7 @@ class Listener:
                 waiting += connection.socket.unfinished + connection.socket.untaken
                 if waiting != connection.waiting_bytes:
                     connection.waiting_bytes = waiting
-                    self.count_use(connection)
+                    self._peers.count_use(connection)
                 if not connection.arrived.is_set():
                     patience.deadline = until
                 if taken:
@@ -390,7 +345,9 @@ class Listener:
         if patience.cancelled_caught or connection.socket.fault:
             self.counts["strangers"] += 1
             reason = connection.socket.fault or "it said nothing"
-            self.warn("a peer does not speak the protocol; closed", connection.peer, reason=reason)
+            self._peers.warn(
+                "a peer does not speak the protocol; closed", connection.peer, reason=reason
+            )
 
     def _drain(self, connection: Connection) -> bool:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""

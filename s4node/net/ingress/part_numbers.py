@@ -23,7 +23,6 @@ class FrameNumbers:
         self._by_event: dict[int, int] = {}  # by the id of the object
 
     def numbers_of(self, events: Sequence[Any]) -> list[int]:
-        """The numbers of some of the batch's events."""
         if not self._by_event:
             number = self._whole.number
             self._by_event = {id(e): number(at) for at, e in enumerate(self._whole.events)}

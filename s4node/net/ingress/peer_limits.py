@@ -95,7 +95,6 @@ class Rate:
         self._since = 0.0
 
     def count(self, now: float, times: int = 1) -> None:
-        """Note that it has happened, so many times."""
         left = min(self._most, self._left + (now - self._since) * self.per_second)
         self._left = left - times
         self._since = now

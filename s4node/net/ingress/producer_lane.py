@@ -62,7 +62,6 @@ class Unprocessed(NamedTuple):
 
     @property
     def told(self) -> tuple[int, int, str]:
-        """The range as in a ruling."""
         return self.number, self.count, self.reason
 
 
@@ -80,7 +79,6 @@ class Untold:
         self._last: Unprocessed | None = None
 
     def add(self, new: Unprocessed) -> None:
-        """Add a range."""
         last = self._last
         if last is None:
             self._last = new
@@ -107,7 +105,6 @@ class Untold:
         return taken
 
     def put_back(self, ranges: Iterable[Unprocessed]) -> None:
-        """Return ranges that could not be told."""
         for one in ranges:
             heappush(self._heap, one)
 
@@ -135,7 +132,6 @@ class Untold:
             yield self._last
 
     def __len__(self) -> int:
-        """The number of ranges."""
         return len(self._heap) + (self._last is not None)
 
 
@@ -261,7 +257,6 @@ class ProducerLane:
 
     @property
     def ssp(self) -> tuple[str, str, int]:
-        """System, stream and partition of its events."""
         return LIVE, self.admission.stream, self.partition
 
     @property
@@ -295,7 +290,6 @@ class ProducerLane:
             self.admission.reached(self, self.passed)
 
     def refuse(self, number: int, count: int, reason: str) -> None:
-        """Report refused events to the producer."""
         self.untold.add(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
         self.urgent = True
@@ -316,14 +310,12 @@ class ProducerLane:
         *,
         shed: bool,
     ) -> None:
-        """Report an event of a frame that was refused or shed."""
         if shed:
             self.shed(number, 1, reason)
         else:
             self.refuse(number, 1, reason)
 
     def describe(self, number: int) -> str:
-        """Producer and number, for messages."""
         [(sender, _)] = self.senders(number, number + 1)
         place = f"{self.producer}:{number}"
         return place if sender == self.producer else f"{place} from {sender}"
@@ -343,7 +335,6 @@ class ProducerLane:
                 known.append((sender or self.producer, first))
 
     def senders(self, first: int, end: int) -> list[tuple[str, int]]:
-        """The producers that have sent these numbers, in runs: each with the end of its run."""
         found = []
         for sender, upto in self._senders or ():
             if first < upto and first < end:

@@ -46,7 +46,6 @@ class Accepting:
         return Accepted(closed_in_forks(peer), name, self._buffer, self._credentials)
 
     def close(self) -> None:
-        """Stop listening."""
         self._listener.socket.close()
 
 
@@ -85,7 +84,6 @@ class Accepted:
             raise StageBroken(f"an accepted connection has ended: {error}") from error
 
     def turn_away(self, word: bytes) -> None:
-        """Close the connection, after a last envelope."""
         with suppress(OSError):
             self._raw.setblocking(False)
             if self._credentials is None:

@@ -178,7 +178,6 @@ class Tcp:
         return TlsSocket(address, max_bytes, on_change, credentials)
 
     def is_private(self, host: str) -> bool:
-        """Return True if only programs of this machine reach a host's addresses."""
         with suppress(ValueError):
             return ip_address(host).is_loopback
         return host == "localhost"

@@ -106,7 +106,6 @@ class PairSocket:
         return self
 
     def receive_nowait(self) -> bytes | None:
-        """The next envelope, or None if none has arrived."""
         code = pynng.lib.nng_recv(self._nng, self._data, self._size, _RECEIVE)
         if code == _AGAIN:
             return None

@@ -27,7 +27,6 @@ _NOTHING = memoryview(b"")
 
 
 def framed(message: bytes) -> bytes:
-    """A message with its length before it."""
     return _LENGTH.pack(len(message)) + message
 
 

@@ -194,7 +194,6 @@ class SpSocket:
         self._tls.send(HANDSHAKE)
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send an envelope; return False, without sending, while it cannot be accepted."""
         if self._ended:
             raise StageBroken("the connection has ended")
         if self._rest:
@@ -243,7 +242,6 @@ class SpSocket:
         await trio.lowlevel.wait_readable(self._raw)
 
     async def wait_writable(self) -> None:
-        """Wait until an envelope may be accepted; raises ClosedResourceError at the end."""
         await trio.lowlevel.checkpoint()
         while self._rest and not self._ended:
             await self._has_room.park()
@@ -258,7 +256,6 @@ class SpSocket:
             self._on_change(False)
 
     def drop_input(self) -> None:
-        """Take nothing more from the peer, and forget what has come in part."""
         self._end()
         self._splitting = SpMessages(0)
         self._messages.clear()

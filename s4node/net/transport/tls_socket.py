@@ -155,7 +155,6 @@ class TlsSocket:
                 return await now.wait_writable()
 
     async def _connection(self) -> SpSocket:
-        """The connection, once there is one."""
         while (now := self._now) is None:
             if self._closed:
                 raise trio.ClosedResourceError

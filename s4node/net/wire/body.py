@@ -114,7 +114,6 @@ class _Section:
         self._at += count
 
     def next_events(self, count: int) -> tuple[list[Any], Refusals]:
-        """The next events, and the refusals among them."""
         first, self._at = self._at, self._at + count
         if self._reader is None or self._reason:
             return [None] * count, [(index, self._reason) for index in range(count)]
@@ -140,7 +139,6 @@ class Apart:
             begin = end
 
     def skip(self, count: int) -> None:
-        """Skip the next events."""
         if len(self._sections) == 1:
             self._sections[0].skip(count)
         else:
@@ -178,7 +176,6 @@ class Decoded:
         self._events, self._at = events, at
 
     def next_events(self, count: int) -> tuple[list[Any], Refusals]:
-        """The next events, and no refusals."""
         at, self._at = self._at, self._at + count
         return self._events[at : self._at], []
 

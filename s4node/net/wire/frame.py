@@ -464,7 +464,6 @@ def encode_frame(header: Header, body: bytes = b"") -> bytes:
 
 
 def envelope(frames: Iterable[bytes]) -> bytes:
-    """Encoded frames as one envelope."""
     return b"".join((MAGIC, *frames))
 
 
