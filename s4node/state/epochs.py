@@ -64,7 +64,6 @@ class SavedCheckpoint(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return f"{self.epoch}.{self.number}"
 
 
@@ -256,7 +255,6 @@ def claim(
 
 
 def _completed(own: Path, database: Database) -> Database:
-    """Mark a database as complete."""
     passing("claim.copied")
     try:
         mark_complete(own)
@@ -268,7 +266,6 @@ def _completed(own: Path, database: Database) -> Database:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if a folder is marked as complete."""
     return (folder / _DONE).exists()
 
 

@@ -58,7 +58,6 @@ def _types_of(kind: Any) -> frozenset[type]:
 
 
 def _named(kind: Any) -> frozenset[type]:
-    """The types of keys that a part may have."""
     if hasattr(kind, "__supertype__"):  # a NewType
         return _named(kind.__supertype__)
     origin, inner = get_origin(kind), get_args(kind)

@@ -115,7 +115,6 @@ class KeyValueStore(Generic[K, V]):
         return default if value is None else value
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
-        """The values of those keys that have one, in one read."""
         row_of = self._row
         rows = {key: row_of(key) for key in keys}
         found = zip(rows, self._found(list(rows.values())), strict=True)
@@ -150,7 +149,6 @@ class KeyValueStore(Generic[K, V]):
         self._changes.put(self._row(key), None)
 
     def delete_many(self, keys: Iterable[K]) -> None:
-        """Delete several keys."""
         for row in [self._row(key) for key in keys]:
             self._changes.put(row, None)
 
@@ -179,7 +177,6 @@ class KeyValueStore(Generic[K, V]):
 
     @property
     def expires(self) -> bool:
-        """Return True if rows may expire."""
         return self._over is not None
 
     def expire(self, limit: int, start: bytes = b"") -> bytes:

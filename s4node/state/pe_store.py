@@ -193,7 +193,6 @@ class SavedInstances:
         instance._mark = None
 
     def has_rows(self) -> bool:
-        """Return True if anything is saved, as of the last commit."""
         return next(iter(self._database.table(self._table)), None) is not None
 
     def expire(self, limit: int, start: bytes, groups: range) -> bytes:
@@ -260,7 +259,6 @@ class SavedWindowInstances(SavedInstances):
         super().__init__(table, {}, codec, database, changes, hasher, stored=False)
 
     def all_rows(self) -> Iterator[tuple[float, Any, bytes]]:
-        """All rows: the start of the window, the key and the value."""
         for row, data in self._database.table(self._table):
             yield *place_of(row), data
 
@@ -273,7 +271,6 @@ class SavedWindowInstances(SavedInstances):
             super()._leaves(instance)
 
     def erase(self, instance: Any) -> None:
-        """Delete the saved state of an instance that is gone."""
         self._untouch(instance)
         self._changes.put(self._row_at(instance), None)
 
@@ -316,7 +313,6 @@ class SavedTimers:
         self._hasher = hasher
 
     def timers(self) -> Iterator[tuple[Any, str, float, int]]:
-        """All timers: key, name, time, and which one that is."""
         for row, data in self._database.table(self._table):
             size, name, time, by_wall = _decode(data)
             encoded = row[PREFIX_BYTES : PREFIX_BYTES + size]

@@ -130,7 +130,6 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 def encoded(entry: Entry) -> bytes:
-    """The bytes of an entry's object."""
     body = _encode(entry)
     return _KIND + _FORMAT + zlib.crc32(body).to_bytes(4, "big") + body
 
@@ -202,7 +201,6 @@ class Announced(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its object."""
         return f"{self.owner.fence:016d}-{self.epoch:016d}{self.origin}{self.owner.name}"
 
 
@@ -294,14 +292,12 @@ class _Earlier:
         self._rows: dict[bytes, bytes | None] = {}
 
     def merged(self, commit: Commit) -> Commit:
-        """The commit as it is to be appended."""
         if len(self._commits) + 1 < self.every:
             return commit
         rows = self._rows | dict(commit.rows)
         return Commit(commit.owner, commit.commit, list(rows.items()), self._since, self._commits)
 
     def add(self, commit: Commit, number: int, size: int) -> None:
-        """Note an appended commit."""
         self._bytes += size
         if commit.since or self._bytes > _MERGED_BYTES:
             self.clear()

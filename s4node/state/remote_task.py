@@ -316,7 +316,6 @@ class RemoteTask:
 
     @property
     def job_url(self) -> str:
-        """The URL of the job."""
         return self._files.url
 
     def take_over(
@@ -484,7 +483,6 @@ class RemoteTask:
                 return self._files.remove(f"{self._root}/{place}" for place in places)
 
     def names_in(self, folder: str) -> list[str]:
-        """The names of the objects in a folder of the copy."""
         with self._files.told():
             return self._files.names(f"{self._root}/{folder}")
 

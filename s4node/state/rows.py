@@ -101,7 +101,6 @@ class Changes:
         return len(self._dirty)
 
     def put(self, row: bytes, value: bytes | None) -> None:
-        """Set the value of a row."""
         self._dirty[row] = value
         self.bytes += len(row) + (len(value) if value is not None else 0)
 
@@ -116,7 +115,6 @@ class Changes:
         return self._leaving.get(row, unchanged) if found is unchanged else found
 
     def among(self, rows: Iterable[bytes]) -> dict[bytes, bytes | None]:
-        """The changed ones of these rows, with their values."""
         dirty, leaving = self._dirty, self._leaving
         if not dirty and not leaving:
             return {}

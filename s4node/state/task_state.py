@@ -137,7 +137,6 @@ class TaskState:
         return number
 
     def store(self, spec: StoreSpec[Any, Any]) -> KeyValueStore[Any, Any]:
-        """The task's store of this declaration."""
         if spec.name not in self.stores:
             self.stores[spec.name] = KeyValueStore(
                 spec,
@@ -165,7 +164,6 @@ class TaskState:
         return known  # type: ignore[no-any-return]
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Codec) -> SavedInstances:
-        """The saved instances of a prototype."""
         stored = f"pe {name}" in self.tables
         saved = self.instances[name] = SavedInstances(
             self.table(f"pe {name}"),
@@ -178,15 +176,13 @@ class TaskState:
         )
         return saved
 
-    def saved_windows(self, name: str, codec: Codec) -> SavedWindowInstances:
-        """The saved instances of a prototype's windows."""
+    def saved_windows(self, name: str, codec: Any) -> SavedWindowInstances:
         saved = self.instances[name] = SavedWindowInstances(
             self.table(f"pe {name}"), codec, self.database, self.changes, self._hasher
         )
         return saved
 
     def saved_timers(self, name: str) -> SavedTimers:
-        """The saved timers of a prototype."""
         return SavedTimers(self.table(f"timers {name}"), self.database, self.changes, self._hasher)
 
     def expire_instances(self, limit: int, starts: dict[str, bytes]) -> Iterator[None]:
@@ -197,7 +193,6 @@ class TaskState:
                 yield
 
     def unused(self) -> list[str]:
-        """The PEs that have a table here and that the app no longer has."""
         pes = [name.removeprefix("pe ") for name in self.tables if name.startswith("pe ")]
         return [name for name in pes if name not in self.instances]
 
@@ -206,7 +201,6 @@ class TaskState:
         return self.has_table_rows(f"pe {pe}")
 
     def has_table_rows(self, table: str) -> bool:
-        """Return True if a table has rows, as of the last commit."""
         return next(self.database.table(self.tables[table]), None) is not None
 
     def meta(self, name: str) -> Any:
@@ -320,7 +314,6 @@ class TaskState:
             self.shipping = clocks.steady() - began
 
     def end_commit(self, *, written: bool) -> None:
-        """End the commit that was written or has failed."""
         if written:
             self.commits += 1
             self.changes.written()

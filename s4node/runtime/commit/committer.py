@@ -195,7 +195,6 @@ class Committer:
         return self._producers.patience(task.partition)
 
     def writes(self, task: Task) -> bool:
-        """Return True if a commit of a task runs."""
         return self._tasks[task.partition].writing
 
     def _begin(self, commits: TaskCommits, what: TaskProgress) -> None:
@@ -291,7 +290,6 @@ class Committer:
 
     @property
     def commits(self) -> int:
-        """The number of commits written."""
         return self._context.commits
 
     @property
@@ -306,7 +304,6 @@ class Committer:
 
     @property
     def writing(self) -> bool:
-        """True if a commit runs."""
         return any(commits.writing for commits in self._tasks.values())
 
     def committed(self) -> Mapping[int, Checkpoint]:

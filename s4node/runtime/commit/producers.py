@@ -68,14 +68,12 @@ class Producers:
         }
 
     def commit_written(self, partition: int, taken: TakenProducers) -> None:
-        """Acknowledge the lanes of a commit that was written."""
         for stream, each in taken.items():
             self._admissions[stream].commit_written(partition, each)
         self._on_committed()
 
 
 def rows_of(taken: TakenProducers) -> SavedProducers:
-    """The rows of the lanes that a commit has taken."""
     found: dict[Producer, SavedProducer | None] = {}
     for stream, each in taken.items():
         found.update({(stream, name): None for name in each.forgotten})

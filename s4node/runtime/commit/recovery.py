@@ -82,11 +82,9 @@ class Recovery:
 
     @property
     def undoes(self) -> bool:
-        """True if tasks can be rolled back."""
         return any(word != FAIL for word in self._said.values())
 
     def takes(self, task: Task, error: ProcessingError) -> bool:
-        """Return True if the task rolls back for this failure; otherwise it stops the app."""
         if isinstance(error.call, HookCall):
             return self._takes_call(task, error, error.call)
         assert error.at is not None
@@ -149,7 +147,6 @@ class Recovery:
         )
 
     def call_left_out(self, task: Task, left: LeftOutCall) -> None:
-        """Handle a call of a window or a timer that the task leaves out."""
         if not left.failed.kept:
             return
         assert task.failures.isolation is not None
@@ -173,13 +170,11 @@ class Recovery:
         )
 
     def before_end(self, task: Task) -> Op:
-        """Return what runs first at the end of inputs: a commit, or END_OF_STREAM itself."""
         if not self.undoes or not self._committer.changed(task):
             return Op.END_OF_STREAM
         return Op.NOTHING if self._committer.writes(task) else Op.COMMIT
 
     def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut]) -> None:
-        """Handle events of a batch that the task skips."""
         for one in found:
             place, _, stream, reason, dead_letter = one
             said = self.said(stream)

@@ -148,7 +148,6 @@ class SavepointRequests:
         return drained >= set(self._names.values())
 
     async def report_cut(self, number: int, report: CutReport) -> None:
-        """Say what has become of a cut."""
         if self._registry is None:
             return  # the command asks again
         held = math.ceil(self._inputs.held_seconds(trio.current_time()) * 1000)

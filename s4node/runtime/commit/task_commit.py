@@ -72,7 +72,6 @@ class TaskProgress(NamedTuple):
 
     @property
     def rows(self) -> tuple[dict[str, int], frozenset[str], SavedProducers]:
-        """The rows to write."""
         positions = {str(ssp): offset for ssp, offset in self.offsets.items()}
         return positions, self.consumed, rows_of(self.producers)
 
@@ -243,7 +242,7 @@ class TaskCommits:
             or self._context.producers.moved(self.task.partition)
             or self._context.exchange.changed(self.task)
             or self._has_read
-            or self.task.processor.time_moved
+            or self.task.processor.times.puts.moved
             or (self.task.done and not self.done)
         )
 
@@ -273,7 +272,9 @@ class TaskCommits:
             if self._epochs.get(ssp, 0) != epoch:
                 self._epochs[ssp] = epoch
                 self.state.set_meta(f"{EPOCH_OF}{ssp}", epoch)
-        self.task.processor.save_times(self.state)
+        times = self.task.processor.times
+        if times.timed:
+            times.save(self.state)
         if self.task.done:
             self.state.set_meta(DONE, self._context.run)
         self.cut = self._context.cuts.begin(self.task.partition)

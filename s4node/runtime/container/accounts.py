@@ -59,7 +59,6 @@ class Accounts:
         self._grades = grades_of(self._app, self._config)
 
     def started(self) -> None:
-        """Note that the container has started."""
         self._start_seconds = clocks.steady() - self._made_at
 
     async def report(self, nursery: trio.Nursery) -> None:

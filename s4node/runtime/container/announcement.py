@@ -88,5 +88,4 @@ class HandOvers:
         return partition
 
     def end_one(self, partition: int) -> None:
-        """Note that one has ended."""
         del self._begun[partition]

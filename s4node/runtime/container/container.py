@@ -138,7 +138,6 @@ class Container:
 
     @property
     def address(self) -> str:
-        """The address at which others reach the container."""
         return self.listener.address
 
     @property

@@ -115,7 +115,6 @@ class Drain:
         return left
 
     def lost(self, left: list[str]) -> EventsLost:
-        """The error of a stop that has lost these events."""
         return EventsLost(
             f"app {self._app!r} stopped with {'; '.join(left)}. They are lost: send again what was "
             f"not processed, and allow a longer stop (task.shutdown.ms), or stop the app while its "

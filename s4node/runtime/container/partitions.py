@@ -135,7 +135,7 @@ class Partitions:
         for stream in self._app.streams.values():
             sources = None if stream.time is None else self.sources(stream.name, partition)
             if sources is not None:
-                task.processor.watch_sources(stream.name, sources)
+                task.processor.times.watch(stream.name, sources)
         for ssp in inputs if before else ():
             self._add_input(task, ssp, before[ssp])
         self._loop.adopt(task)
@@ -159,12 +159,11 @@ class Partitions:
         task = self.tasks.get(lane.partition)
         if task is not None:
             stream, (_, time, idle) = lane.admission.stream, mark
-            task.processor.take_time(stream, lane.origin, time, idle=idle)
+            task.processor.times.reported(stream, lane.origin, time, idle=idle)
 
     # -- feeding -----------------------------------------------------------------------------
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """Add the stage of an input to a task that has not started."""
         self._add_input(task, ssp, self._pipeline.stage_of(ssp.stream, task.partition))
 
     def _add_input(self, task: Task, ssp: SystemStreamPartition, stage: Stage) -> None:
@@ -172,7 +171,6 @@ class Partitions:
         task.backlog.add_input(ssp, stage, rates)
 
     def feed(self, task: Task, batch: EventBatch) -> None:
-        """Queue a batch for a task of this container."""
         task.backlog.offer(batch)
         self._loop.wake(task)
 
@@ -184,15 +182,12 @@ class Partitions:
         self._exchange.put(task, stream, partition, events, sender)
 
     def backpressured(self, task: Task, stream: str) -> bool:
-        """Return True if too many events that a task has sent on wait; then it reads no more."""
         return self._exchange is not None and self._exchange.backpressured(task, stream)
 
     def wake(self, task: Task) -> None:
-        """Queue a task that may have something to do, and have a turn soon."""
         self._loop.wake(task)
 
     def commit_soon(self, partition: int) -> None:
-        """Have the task of a partition commit as soon as the gate allows."""
         task = self.tasks[partition]
         task.want_commit()
         self._loop.wake(task)
@@ -204,7 +199,6 @@ class Partitions:
             self._loop.nudge()
 
     def end_input(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """Note that a task was given all events of an input that has ended."""
         task.end_input(ssp)
         if not task.alone:
             self._loop.inputs_end()
@@ -217,7 +211,6 @@ class Partitions:
 
     @property
     def has_waiting(self) -> bool:
-        """True if events wait, also for room in a full stage."""
         return any(
             stage.depth for task in self.tasks.values() for stage in task.backlog.stages.values()
         )

@@ -94,7 +94,6 @@ class Standbys:
                     await threads.run_sync(remove_standby, task_folder(self._folder, name))
 
     def follow(self, partitions: Collection[int]) -> None:
-        """Follow the tasks of these partitions, and no others."""
         for partition in self._following.keys() - set(partitions):
             one = self._following.pop(partition)
             one.keep = False
@@ -137,7 +136,6 @@ class Standbys:
 
     @property
     def followed(self) -> frozenset[int]:
-        """The partitions that are followed, at the end or not."""
         return frozenset(self._following)
 
     @property

@@ -244,19 +244,15 @@ class Parts:
     # -- the shell of the loop -------------------------------------------------------------------
 
     def commit(self, task: Task) -> bool:
-        """Take the contents of a commit of a task now; return False if there is no commit."""
         return self._replay is not None and self._replay.committer.commit(task)
 
     def replace(self, task: Task) -> None:
-        """Replace a task that has failed, soon."""
         self.nursery.start_soon(self.ownership.replace, task)
 
     def shut_down(self) -> None:
-        """Stop the container, as its tasks have asked."""
         self._stopping.set()
 
     def arrived(self) -> bool:
-        """Return True if all events between tasks have arrived; otherwise hurry them."""
         return self.quiescence is None or self.quiescence.arrived()
 
     # -- calls between parts ---------------------------------------------------------------------

@@ -50,7 +50,6 @@ class HeldStreams:
         return any(self._watermarks[name].value == NEVER for name in untold)
 
     def take_untold(self, now: float) -> list[HeldStream]:
-        """Take the streams that are to be told."""
         found = []
         for name, (value, since) in self._since.items():
             if name not in self._told and now - since >= _PATIENCE and self._is_held(name):

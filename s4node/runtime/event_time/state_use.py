@@ -11,8 +11,8 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from s4node.app.app import App
 from s4node.app.in_order import IN_ORDER
@@ -22,32 +22,14 @@ from s4node.events.routing import KeyRule, told_key
 from s4node.runtime.event_time.window_state import FAILED
 from s4node.savepoints.manifest import StateCheck
 
+if TYPE_CHECKING:
+    from s4node.state.task_state import TaskState
+
 USE = "used"
 """The fact that has the tables and keys of the version that wrote the last commit."""
 
 
-class State(Protocol):
-    """The state of a task, as far as it is needed here."""
-
-    @property
-    def tables(self) -> Mapping[str, int]:
-        """The numbers of its tables by name."""
-        ...
-
-    def meta(self, name: str, /) -> Any:
-        """A fact about the task; None if it was never set."""
-        ...
-
-    def set_meta(self, name: str, value: Any, /) -> None:
-        """Save a fact with the next commit."""
-        ...
-
-    def has_table_rows(self, table: str, /) -> bool:
-        """Return True if a table has rows, as of the last commit."""
-        ...
-
-
-def note_use(app: App, state: State) -> bool:
+def note_use(app: App, state: TaskState) -> bool:
     """Note with the next commit what this version of the app uses; return True if another version
     has noted something else."""
     use = {"tables": sorted(_tables_of(app)), "keys": _keys_of(app)}
@@ -57,13 +39,13 @@ def note_use(app: App, state: State) -> bool:
     return before not in (None, use)
 
 
-def unused_in(state: State) -> list[str]:
+def unused_in(state: TaskState) -> list[str]:
     """The tables with rows that the version which wrote the last commit did not use."""
     used = (state.meta(USE) or {}).get("tables", state.tables)
     return sorted(each for each in state.tables if each not in used and state.has_table_rows(each))
 
 
-def check_use(app: App, state: State, check: StateCheck, savepoint: str) -> None:
+def check_use(app: App, state: TaskState, check: StateCheck, savepoint: str) -> None:
     """Raise StateError if the app does not use what the version before it did, without consent.
 
     That version is the one of a ``savepoint``, or the one that runs.

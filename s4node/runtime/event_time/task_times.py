@@ -23,14 +23,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from s4node.app.app import App
 from s4node.app.in_order import InOrder, held_back
 from s4node.app.instances import Instances
+from s4node.app.pe_codec import Facts
 from s4node.app.plan import dataflow
 from s4node.app.plan.window_dispatch import time_rule
-from s4node.app.stream import InputStream, OutputStream
+from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD
@@ -40,7 +41,8 @@ from s4node.runtime.event_time.held_streams import HeldStream, HeldStreams
 from s4node.runtime.event_time.put_times import OWN, PutTimes, feeders_in, lowest
 from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.runtime.event_time.sources import Sources
-from s4node.runtime.event_time.timed_stream import Depth, Saved, TimedStream
+from s4node.runtime.event_time.timed_stream import Saved, TimedStream
+from s4node.stages.stage import Gauge
 
 _TICK = 0.5
 """Seconds between two looks at who has had no news."""
@@ -58,20 +60,8 @@ _AHEAD = 1.0
 """Seconds that the clock of a source may be ahead before it is reported."""
 
 
-class Saving(Protocol):
-    """The durable state of a task."""
-
-    def meta(self, name: str, /) -> Any:
-        """A fact about the task; None if it was never set."""
-        ...
-
-    def set_meta(self, name: str, value: Any, /) -> None:
-        """Save a fact with the next commit."""
-        ...
-
-
 class TaskTimes:
-    """The times of the streams of ``app`` in the task of a partition.
+    """The times of the streams of ``app``, or of these ``streams``, in the task of a partition.
 
     ``queues`` has the queue of each stream, and ``has_unread`` says of an input if its events
     wait where they are read from; their owner sets both. ``puts`` has what other tasks are told.
@@ -83,14 +73,16 @@ class TaskTimes:
         instances: Mapping[str, Instances],
         wall: Callable[[], float],
         clock: Callable[[], float],
+        *,
+        streams: Iterable[Stream] | None = None,
     ) -> None:
         self._wall = wall
         self._clock = clock
         self._app = app
         self._streams: dict[str, TimedStream] = {}
-        self.queues: Mapping[Any, Depth] = {}
+        self.queues: Mapping[Any, Gauge] = {}
         self.has_unread: Callable[[Any], bool] = lambda _: False
-        for stream in app.streams.values():
+        for stream in app.streams.values() if streams is None else streams:
             rule = time_rule(stream)
             if rule is not None and stream.time is not None:
                 if isinstance(stream, OutputStream):
@@ -165,11 +157,9 @@ class TaskTimes:
         self._saved: Any = None
 
     def has_time(self, stream: str) -> bool:
-        """Return True if the events of a stream have a time."""
         return stream in self._streams
 
     def watch(self, stream: str, sources: Sources) -> None:
-        """Have the sources of a stream looked at."""
         if stream in self._streams and stream not in self._in_order:
             self._streams[stream].watch(sources)
             self._news = True
@@ -443,7 +433,7 @@ class TaskTimes:
 
     # -- commits -----------------------------------------------------------------------------
 
-    def save(self, state: Saving) -> None:
+    def save(self, state: Facts) -> None:
         """Save the watermarks with the commit that begins now."""
         streams: dict[str, Saved] = {}
         for name, timed in self._streams.items():
@@ -460,7 +450,7 @@ class TaskTimes:
             self._saved = fact
             state.set_meta(EVENT_TIME, fact)
 
-    def restore(self, state: Saving) -> None:
+    def restore(self, state: Facts) -> None:
         """Resume where the last commit was."""
         fact = state.meta(EVENT_TIME)
         if fact is None:
@@ -525,7 +515,6 @@ class TaskTimes:
         return HeldStream(stream, each.value, each.holding)
 
     def windows(self) -> Iterable[WindowInstances]:
-        """The windows of the task's PEs."""
         return [each for each, _ in self._windows]
 
 

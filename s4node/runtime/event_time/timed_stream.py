@@ -20,13 +20,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from s4node.errors import StateError
 from s4node.events.event_time import TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.put_times import OWN
 from s4node.runtime.event_time.sources import Sources
+from s4node.stages.stage import Gauge
 
 LEFT = "left"
 """Saved in place of a source: the latest time of all that there were."""
@@ -35,13 +36,6 @@ Saved: TypeAlias = "tuple[float | None, dict[str, float | None], list[str], dict
 """The watermark, the times of sources, the idle ones, and the times of the inputs that are read."""
 
 _SAVED = 4  # parts of it
-
-
-class Depth(Protocol):
-    """The queue of a stream, as far as it is looked at here."""
-
-    admitted: int
-    depth: int
 
 
 class TimedStream:
@@ -71,7 +65,6 @@ class TimedStream:
         self._marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
 
     def watch(self, sources: Sources) -> None:
-        """Have these sources looked at."""
         self.sources = sources
         self._unlisted.update(self.watermarks.sources)
 
@@ -162,7 +155,7 @@ class TimedStream:
 
     # -- what the task has put ---------------------------------------------------------------
 
-    def pass_marks(self, queue: Depth | None) -> None:
+    def pass_marks(self, queue: Gauge | None) -> None:
         """Take what the task has put for itself to be at a time once it is processed."""
         if self.told is not None:  # what was put before it is in the queue by now
             assert queue is not None
@@ -181,7 +174,7 @@ class TimedStream:
             self.watermarks.rest(OWN)
         return not waits
 
-    def hold_own(self, queue: Depth | None) -> None:
+    def hold_own(self, queue: Gauge | None) -> None:
         """Wait for own events of an untimed stream while they wait in the queue, and only then.
 
         The task's own lane has the time of all that it puts.
@@ -194,7 +187,6 @@ class TimedStream:
     # -- commits -----------------------------------------------------------------------------
 
     def save(self, read: Iterable[str]) -> Saved:
-        """What a commit keeps."""
         watermarks = self.watermarks
         awaited = (each for each in self._returning if not watermarks.is_idle(each))
         times: dict[str, float | None] = dict.fromkeys(awaited)

@@ -13,16 +13,20 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from s4node.app.in_order import IN_ORDER
-from s4node.app.pe_codec import Facts, codec_in
+from s4node.app.pe_codec import codec_in
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.window_instances import FailedWindows, WindowInstances, WindowKeeper
+from s4node.app.window_instances import FailedWindows, WindowInstances
 from s4node.errors import StateError
+
+if TYPE_CHECKING:
+    from s4node.state.pe_store import SavedInstances
+    from s4node.state.task_state import TaskState
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -47,39 +51,7 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
 _decode = msgspec.msgpack.Decoder(_Row).decode
 
 
-class Rows(Protocol):
-    """Saved instances."""
-
-    def has_rows(self) -> bool:
-        """Return True if anything is saved, as of the last commit."""
-        ...
-
-
-class SavedWindows(WindowKeeper, Rows, Protocol):
-    """The saved instances of one prototype's windows."""
-
-    def all_rows(self) -> Iterable[tuple[float, Any, bytes]]:
-        """All rows: the start of the window, the key and the value."""
-        ...
-
-
-class State(Facts, Protocol):
-    """The durable state of a task, as far as windows know it."""
-
-    def saved_windows(self, name: str, codec: Any, /) -> SavedWindows:
-        """The saved instances of a prototype's windows."""
-        ...
-
-    def unused(self) -> list[str]:
-        """The PEs that have a table here and that the app no longer has."""
-        ...
-
-    def has_rows(self, pe: str, /) -> bool:
-        """Return True if anything of a PE that has a table is saved."""
-        ...
-
-
-def go_on(state: State, name: str, saved: Rows, kind: str | None) -> None:
+def go_on(state: TaskState, name: str, saved: SavedInstances, kind: str | None) -> None:
     """Note the kind of windows of a prototype, or None.
 
     Raises StateError if the ``saved`` instances are of another one.
@@ -96,7 +68,7 @@ def go_on(state: State, name: str, saved: Rows, kind: str | None) -> None:
     state.set_meta(KIND + name, kind)
 
 
-def check_order(state: State) -> None:
+def check_order(state: TaskState) -> None:
     """Raise StateError if events are held back for an order that the app no longer has.
 
     The PEs that the app has are set up in ``state``.
@@ -115,7 +87,9 @@ def check_order(state: State) -> None:
 class WindowCodec:
     """Saves the windows of ``instances`` in ``state``; ``restore`` those that are there."""
 
-    def __init__(self, name: str, instances: WindowInstances | FailedWindows, state: State) -> None:
+    def __init__(
+        self, name: str, instances: WindowInstances | FailedWindows, state: TaskState
+    ) -> None:
         self._codec = codec_in(state, name, instances.prototype.cls)
         self._instances = instances
         self._saved = instances.saver = state.saved_windows(name, self)
@@ -145,11 +119,9 @@ class WindowCodec:
         return instance
 
     def encode(self, instance: ProcessingElement) -> bytes:
-        """Encode an instance as a row."""
         return _row_of(instance, self._codec.encode(instance))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
-        """Encode several instances as rows."""
         return list(map(_row_of, instances, self._codec.encode_all(instances)))
 
 

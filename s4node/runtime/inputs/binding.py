@@ -59,7 +59,6 @@ def bind(app: App, config: Config) -> None:
 
 
 def replayable(app: App) -> list[InputStream]:
-    """The input streams that are read from systems."""
     inputs = [stream for stream in app.streams.values() if isinstance(stream, InputStream)]
     return [stream for stream in inputs if not stream.is_live]
 

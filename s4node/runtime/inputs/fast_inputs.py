@@ -36,14 +36,12 @@ class FastInputs:
         return bool(self._ports)
 
     def hold(self, now: float) -> None:
-        """Take no more events of producers."""
         if not self._held:
             self._since, self._until = now, None
             for port in self._ports:
                 port.admission.taken_from = port.members
 
     def let_go(self, now: float) -> None:
-        """Let producers go on."""
         if self._held:
             self._until = now
             for port in self._ports:
@@ -51,7 +49,6 @@ class FastInputs:
             self._on_release()
 
     def held_seconds(self, now: float) -> float:
-        """How long the inputs have been held, or were held the last time."""
         if self._since is None:
             return 0.0
         return (now if self._until is None else self._until) - self._since

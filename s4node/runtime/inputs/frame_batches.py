@@ -158,7 +158,6 @@ class FrameBatch(EventBatch):
         return rest
 
     def left(self) -> None:
-        """Leave the deserializer."""
         self._body = _NOTHING
         self._deserializer.gauge.went(self.size, self.bytes)
 

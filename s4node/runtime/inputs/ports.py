@@ -54,7 +54,6 @@ class _Waiting(NamedTuple):
 
     @property
     def whose(self) -> tuple[Connection, str, str]:
-        """The connection, the stream and the producer."""
         return self.connection, self.hello.stream, self.hello.peer
 
 
@@ -241,7 +240,6 @@ class Ports:
 
     @property
     def durable(self) -> list[DurableAdmission]:
-        """The admissions of durable streams."""
         return [port.durable for port in self._all if port.durable is not None]
 
     def _refusal(self, hello: wire.Hello, reason: str) -> wire.Hello:
@@ -289,7 +287,6 @@ class Ports:
         return LaneSources(port.admission, partition, port.members if forwards else ())
 
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
-        """Forget a producer that has ended."""
         port = self.port(end.stream)
         if port is not None:
             ended = connection, end.stream, end.producer

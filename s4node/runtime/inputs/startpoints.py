@@ -88,7 +88,6 @@ class Startpoints:
             )
 
     def _why(self, request: Request, now: int) -> str:
-        """Why no task takes a startpoint."""
         if now - request.created_ms >= EXPIRY_MS:
             return "it has expired"
         if not request.task:

@@ -158,11 +158,11 @@ class SystemConsumers:
 
     def _watch(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Have a task look at the inputs that it reads, or gets events of."""
-        task.processor.watch_inputs(self._has_unread)
+        task.processor.times.has_unread = self._has_unread
         mine, broadcast = {ssp.stream for ssp in ssps}, {ssp.stream for ssp in self._broadcast}
         for name in self._keyed.keys() - broadcast:
             readers = self._counts[self._streams[name].system, name]
-            task.processor.pass_on(name, readers, reads=name in mine)
+            task.processor.times.pass_on(name, readers, reads=name in mine)
 
     def _has_unread(self, ssp: SystemStreamPartition) -> bool:
         """Return True if events of a partition may wait where they are read from."""
@@ -326,7 +326,6 @@ class SystemConsumers:
 
     @contextmanager
     def until_stopped(self, scope: trio.CancelScope | None = None) -> Iterator[None]:
-        """A scope that is cancelled when reading stops."""
         scope = scope or trio.CancelScope()
         self._scopes.add(scope)
         if self.stopped:
@@ -376,7 +375,6 @@ class SystemConsumers:
     # -- room --------------------------------------------------------------------------------
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition is true; it is checked between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
             self.waiting[lot] = condition
@@ -386,7 +384,6 @@ class SystemConsumers:
                 del self.waiting[lot]
 
     def runs_ahead(self, ssp: SystemStreamPartition, tasks: Iterable[Task]) -> bool:
-        """Return True if a partition waits for other inputs of these tasks."""
         ended = {str(feed.ssp) for feed in self._feeds.values() if feed.ended}
         ahead = [task.runs_ahead(ssp, ended) for task in tasks]
         return any(ahead)

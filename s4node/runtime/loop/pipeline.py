@@ -103,7 +103,6 @@ class Pipeline:
     # -- making ------------------------------------------------------------------------------
 
     def settings(self, stage: str, stream: str) -> StageSettings:
-        """The configured settings of a stage of a stream."""
         return StageSettings(
             stage,
             stream,
@@ -146,7 +145,6 @@ class Pipeline:
         return self._config.matching(pattern).get(stream, self._config[setting])
 
     def stages_of(self, partition: int) -> dict[str, Stage]:
-        """The stages of all streams in a partition."""
         return {
             name: self._queue(name, STREAM, partition)
             for name, stream in self._app.streams.items()
@@ -195,7 +193,6 @@ class Pipeline:
             self._tell_cycles()
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
-        """Watch a stage that is full."""
         if self.full.get((stream, place)) is not holder:
             self.full[stream, place] = holder  # an earlier stage may have had the place
             self.order.filled(stream, place)
@@ -279,7 +276,6 @@ class Pipeline:
             self._files.append(file)
 
     def close(self) -> None:
-        """Close the files of spills."""
         for file in self._files:
             file.close()
 

@@ -117,7 +117,6 @@ class RunLoop:
         self._windows_over = False
 
     def adopt(self, task: Task) -> None:
-        """Run one more task."""
         task.pace = Pace(self._max_events, self._max_seconds)
         if self._draining:
             task.drain()
@@ -152,7 +151,6 @@ class RunLoop:
                 self._ready.append(task)
 
     def wake(self, task: Task) -> None:
-        """Queue a task that may have something to do, and have a turn soon."""
         self.add(task)
         self.nudge()
 
@@ -222,7 +220,6 @@ class RunLoop:
                 self._shell.replace(task)
 
     def finished(self, task: Task) -> None:
-        """Note that a task is done."""
         self._requests.finished(task)
         self._check_stop()
 

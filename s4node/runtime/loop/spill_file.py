@@ -49,7 +49,6 @@ class SpillFile:
             raise self._failed("written", error) from error
 
     def pop(self) -> bytes:
-        """Take the oldest block, which must exist."""
         assert self._file is not None
         try:
             (size,) = _SIZE.unpack(os.pread(self._file, _SIZE.size, self._read_at))

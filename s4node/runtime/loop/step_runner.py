@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -42,12 +42,8 @@ _NO_LIMIT = trio.CapacityLimiter(math.inf)
 """For calls in threads that another limiter bounds."""
 
 
-class Spawn(Protocol):
-    """Starts a trio task whose failure stops the app."""
-
-    def __call__(self, function: Callable[..., Awaitable[Any]], /, *arguments: Any) -> None:
-        """Start ``function(*arguments)`` in a trio task."""
-        ...
+Spawn = Callable[..., None]
+"""Starts a trio task of a function and its arguments; its failure stops the app."""
 
 
 class Loop(Protocol):
@@ -178,7 +174,7 @@ class StepRunner:
                 task=task.name,
                 pe=name,
             )
-        for held in task.processor.held_streams() if op is Op.TIMER else ():
+        for held in task.processor.times.held_streams() if op is Op.TIMER else ():
             log.warning(
                 "windows or timers wait for the watermark of a stream, which does not rise; what "
                 "holds it back is waited for until it is at a later time, idle, or ends",

@@ -77,7 +77,6 @@ def parts_of(channel: str) -> tuple[str, str]:
 
 
 def former_first(channels: Iterable[str]) -> list[str]:
-    """The names of channels, each after its former one."""
     return sorted(channels, key=lambda name: -name.count(FORMER))
 
 
@@ -92,7 +91,7 @@ def headers_of_time(task: Task, stream: Stream, outbox: TransactionalOutbox) -> 
     Without one the task reports it with its commits. What it puts from streams without a time tells
     it by itself.
     """
-    puts, untimed = task.processor.put_times, task.processor.untimed_puts
+    puts, untimed = task.processor.times.puts.times, task.processor.times.puts.untimed
     if isinstance(stream, InputStream) or (stream.name in puts and stream.name not in untimed):
         return {}
     outbox.latest.by_commits = False

@@ -140,7 +140,7 @@ class Exchange:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = Side(task, state, fence)
         side.sent = sent_before(state)
-        task.processor.on_passed_on(partial(self._tell_times, side))
+        task.processor.times.puts.on_passed_on = partial(self._tell_times, side)
         left = channels_of(rows)
         for name in former_first(left):
             mine = left[name]
@@ -164,7 +164,7 @@ class Exchange:
         side = self._sides[task.partition]
         side.task, side.state, side.own_rows = task, state, False
         side.moved, side.left, side.sent = 0, {}, sent_before(state)
-        task.processor.on_passed_on(partial(self._tell_times, side))
+        task.processor.times.puts.on_passed_on = partial(self._tell_times, side)
         if side.life and not state.meta(LIFE):
             state.set_meta(LIFE, side.life)
         rows = channels_of(state.rows(OUTBOX))
@@ -455,13 +455,13 @@ class Exchange:
             own[stream] = [*events, *own.get(stream, ())]
         for stream in own.keys() - side.channels.keys():
             self._channel(side, stream)
-        for stream, time in task.processor.put_times.items():  # also if it has put nothing
+        for stream, time in task.processor.times.puts.times.items():  # also if it has put nothing
             sender = self._outputs.senders.get(stream)
             names = [channel_name(stream, one) for one in sender.consumers] if sender else [stream]
             for name in names if sender or self._partitions > 1 else ():
                 channel = side.channels.get(name) or self._channel(side, name)
                 channel.outbox.latest.coming = time
-                channel.outbox.latest.coming_idle = stream in task.processor.idle_puts
+                channel.outbox.latest.coming_idle = stream in task.processor.times.puts.idle
         for stream, channel in side.channels.items():
             if channel.emitter is self.emitter:
                 channel.outbox.cut = self._cuts.made(task.partition)
@@ -480,7 +480,7 @@ class Exchange:
             if channel is None or channel.outbox.unreleased or channel.outbox.leaving:
                 continue
             channel.outbox.latest.nothing_sent_before(now_ms() / 1000)
-            channel.outbox.latest.reach_at_once(side.task.processor.put_times[stream])
+            channel.outbox.latest.reach_at_once(side.task.processor.times.puts.times[stream])
             channel.emitter.wake()
 
     def encode(self, task: Task) -> bool:
@@ -492,7 +492,6 @@ class Exchange:
         return any(channel.outbox.leaving for channel in self._channels(task))
 
     def end_commit(self, task: Task, *, written: bool) -> None:
-        """End a commit that was written, or has failed."""
         side = self._sides.get(task.partition)
         if side is None:
             return
@@ -515,7 +514,6 @@ class Exchange:
 
 
 def _sent_by(outbox: TransactionalOutbox) -> Sent:
-    """What was sent from an outbox in its life."""
     released = sum(lane.released for lane in outbox.lanes)
     return Sent(released, sum(lane.upto for lane in outbox.lanes))
 

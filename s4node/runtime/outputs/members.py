@@ -163,7 +163,6 @@ class Members:
 
     @property
     def has_waiting(self) -> bool:
-        """True if events wait for an outbox."""
         return any(outbox.stage.depth for outbox in self.outboxes.values())
 
     def heard(self) -> None:

@@ -76,7 +76,6 @@ class RemoteSender:
 
     @property
     def consumers(self) -> tuple[str, ...]:
-        """The names of the consumers."""
         return tuple(self._consumers)
 
     def connect(
@@ -106,7 +105,6 @@ class RemoteSender:
 
     @property
     def emitters(self) -> dict[str, Emitter]:
-        """The emitter of each consumer."""
         return {name: emitter for name, (emitter, _, _) in self._consumers.items()}
 
     @property

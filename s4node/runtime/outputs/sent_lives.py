@@ -54,17 +54,14 @@ _NOTHING = Sent()
 
 
 def stored(lives: SentLives) -> list[tuple[str, str, str, int, int, int]]:
-    """These lives as they are stored."""
     return [(*life, *sent) for life, sent in sorted(lives.items())]
 
 
 def lives_in(rows: Stored) -> SentLives:
-    """The lives that were stored."""
     return {(stream, consumer, life): Sent(*sent) for stream, consumer, life, *sent in rows}
 
 
 def merged(*known: SentLives) -> SentLives:
-    """All that is known of each life."""
     found: SentLives = {}
     for lives in known:
         for life, sent in lives.items():
@@ -88,7 +85,6 @@ def to_consumers(rows: Rows) -> Channels:
 
 
 def sent_on(channels: Channels) -> SentLives:
-    """What was sent on channels, from their rows."""
     found: SentLives = {}
     for name, rows in channels.items():
         if sent := numbered(name, rows):

@@ -210,7 +210,6 @@ class Backlog:
         return True
 
     def may(self, source: Any) -> bool:
-        """Return True if a source is not held."""
         if self._stream_of[source] in self._held:
             return False
         return source not in self.rates or self.allowance(source) > 0
@@ -351,7 +350,6 @@ class Backlog:
         return bool(self._outer_waiting) and not ends
 
     def own_events(self) -> Iterator[tuple[str, list[Any]]]:
-        """The waiting events that the app itself has put, by stream."""
         for name in self._fed:
             for events in self.stages[name].own_events:
                 yield name, events

@@ -72,7 +72,6 @@ class TieredPriority(Generic[I]):
         self._tiers: dict[int, MessageChooser[I]] = {number: tier() for number in numbers}
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
-        """The choice of the highest tier that has one."""
         here: dict[int, dict[I, EventBatch]] = {number: {} for number in self._tiers}
         for source, batch in waiting.items():
             here[self._priorities.get(batch.stream, 0)][source] = batch

@@ -124,11 +124,9 @@ class Gate:
 
     @property
     def end_told(self) -> bool:
-        """True if the task was told of the end of its inputs."""
         return self.inputs is Inputs.TOLD
 
     def end_inputs(self) -> None:
-        """Note that all inputs have ended."""
         if self.inputs is Inputs.OPEN:
             self.inputs = Inputs.ENDED
 
@@ -214,7 +212,6 @@ class Gate:
         return self.inputs is Inputs.TOLD and self.running is None and not self.in_flight
 
     def validate(self) -> None:
-        """Assert the rules."""
         assert 0 <= self.in_flight <= self.max_concurrency
         if self.running is not None:
             assert not self.in_flight

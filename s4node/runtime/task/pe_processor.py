@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s4node.app.app import App
 from s4node.app.handlers import check_returned
@@ -33,14 +33,15 @@ from s4node.app.window_instances import WindowInstances
 from s4node.errors import HeldBackBeyond, NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
-from s4node.runtime.event_time.held_streams import HeldStream
-from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.pe_state import PeState, State
+from s4node.runtime.task.pe_state import PeState
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
 from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
 from s4node.runtime.task.timed_calls import Call, TimedCalls
+
+if TYPE_CHECKING:
+    from s4node.state.task_state import TaskState
 
 
 class PeProcessor(Processor):
@@ -113,7 +114,7 @@ class PeProcessor(Processor):
         )
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
 
-    def attach_state(self, state: State) -> None:
+    def attach_state(self, state: TaskState) -> None:
         """Make the instances durable in ``state`` and restore singletons; ``restore`` follows."""
         self.times.restore(state)
         self._calls.have = self.have
@@ -138,58 +139,9 @@ class PeProcessor(Processor):
     def leave_out(self, failed: FailedHooks) -> None:
         self._calls.failed = failed
 
-    def attach_queues(self, queues: Mapping[Any, Any]) -> None:
-        self.times.queues = queues
-
-    def watch_sources(self, stream: str, sources: Sources) -> None:
-        self.times.watch(stream, sources)
-
-    def watch_inputs(self, has_unread: Callable[[Any], bool]) -> None:
-        self.times.has_unread = has_unread
-
-    def take_time(self, stream: str, source: str, time: float, *, idle: bool) -> None:
-        self.times.reported(stream, source, time, idle=idle)
-
-    def pass_on(self, stream: str, readers: int, *, reads: bool) -> None:
-        self.times.pass_on(stream, readers, reads=reads)
-
     def events_done(self, batch: EventBatch) -> None:
         if self.times.timed:
             self.times.events_done(batch, batch.events, last=True)
-
-    def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
-        return self.times.runs_ahead(stream, source, ended)
-
-    def on_passed_on(self, tell: Callable[[Collection[str]], None]) -> None:
-        self.times.puts.on_passed_on = tell
-
-    @property
-    def put_times(self) -> Mapping[str, float]:
-        return self.times.puts.times
-
-    @property
-    def untimed_puts(self) -> Collection[str]:
-        return self.times.puts.untimed
-
-    @property
-    def idle_puts(self) -> Collection[str]:
-        return self.times.puts.idle
-
-    @property
-    def time_moved(self) -> bool:
-        return self.times.puts.moved
-
-    @property
-    def ends_again(self) -> bool:
-        return self.times.ends_again
-
-    def time_statistics(self) -> Mapping[str, Any]:
-        return self.times.statistics_parts()
-
-    def save_times(self, state: State) -> None:
-        """Save the watermarks with the commit that begins now."""
-        if self.times.timed:
-            self.times.save(state)
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Load the saved instances of a PE for these keys into memory."""
@@ -221,7 +173,6 @@ class PeProcessor(Processor):
             self._saved.check_saveable(stream, event)
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; return how many were processed."""
         plan = self._plans[batch.stream]
         run, waits = plan.run, plan.is_async
         if self.times.timed:
@@ -302,7 +253,6 @@ class PeProcessor(Processor):
                 raise self._hook_failed("on_remove", error) from error
 
     def crowded(self, in_use: int) -> bool:
-        """Return True if ``tidy`` should be called while ``in_use`` keys are in use."""
         return any(instances.crowded(in_use) for instances in self._bounded) or any(
             instances.leaving for instances in self._leaving
         )
@@ -364,7 +314,6 @@ class PeProcessor(Processor):
 
     @property
     def next_due(self) -> float | None:
-        """When the next timer or expiry is due; None if there is none."""
         if self._calls.under_way:  # the rest of a round
             return -math.inf
         of_times = self.times.next_due if self.times.timed else None
@@ -407,7 +356,6 @@ class PeProcessor(Processor):
         return over and (not ends or self.times.inputs_finished())
 
     async def _make(self, calls: Iterable[Call]) -> None:
-        """Make calls, one after the other."""
         waits = self._timer_mode is Mode.AWAIT
         for call in calls:
             try:
@@ -444,9 +392,6 @@ class PeProcessor(Processor):
 
     def slow_timers(self) -> list[str]:
         return self._calls.slow_timers()
-
-    def held_streams(self) -> list[HeldStream]:
-        return self.times.held_streams()
 
     def _call_failed(self, call: Call, error: BaseException) -> ProcessingError:
         what = call.what

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from s4node.app.app import App
-from s4node.app.instances import Instances, Keeper
-from s4node.app.pe_codec import Facts, codec_in
+from s4node.app.instances import Instances
+from s4node.app.pe_codec import codec_in
 from s4node.app.plan import graph
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
@@ -29,13 +29,13 @@ from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
 from s4node.runtime.event_time.window_state import (
     FAILED,
-    Rows,
-    SavedWindows,
     WindowCodec,
     check_order,
     go_on,
 )
-from s4node.store_spec import StoreSpec
+
+if TYPE_CHECKING:
+    from s4node.state.task_state import TaskState
 
 TTL = "pe ttl of "
 """Begins the name of the fact with the seconds after which the state of a PE ends; 0 for never."""
@@ -64,59 +64,11 @@ def _is_counted(data: bytes) -> bool:
 _decode = msgspec.msgpack.Decoder(_Counted).decode
 
 
-class Saved(Keeper, graph.Saver, Rows, Protocol):
-    """The saved instances of one prototype."""
-
-    @property
-    def stored(self) -> bool:
-        """True if there may be saved instances that are not in memory."""
-        ...
-
-    ends: bool
-    """True if instances end some time after their last event."""
-
-    def find(self, keys: Iterable[Any]) -> Mapping[Any, bytes]:
-        """The saved states of those keys that have one."""
-        ...
-
-
-class State(Facts, Protocol):
-    """The durable state of a task, as far as its PEs and stores know it."""
-
-    def now(self) -> float:
-        """Unix time."""
-        ...
-
-    def saved(self, name: str, live: Mapping[Any, Any], codec: Any, /) -> Saved:
-        """The saved instances of a prototype."""
-        ...
-
-    def saved_windows(self, name: str, codec: Any, /) -> SavedWindows:
-        """The saved instances of a prototype's windows."""
-        ...
-
-    def unused(self) -> list[str]:
-        """The PEs that have a table here and that the app no longer has."""
-        ...
-
-    def has_rows(self, pe: str, /) -> bool:
-        """Return True if anything of a PE that has a table is saved."""
-        ...
-
-    def saved_timers(self, name: str, /) -> Any:
-        """The saved timers of a prototype's instances."""
-        ...
-
-    def store(self, spec: StoreSpec[Any, Any], /) -> Any:
-        """The task's store of this declaration."""
-        ...
-
-
 class _Prototype:
     """The instances of one prototype, in memory and saved, and their codec."""
 
     def __init__(
-        self, name: str, instances: Instances, trigger: graph.TriggerState | None, state: State
+        self, name: str, instances: Instances, trigger: graph.TriggerState | None, state: TaskState
     ) -> None:
         self.instances = instances
         self._trigger = trigger
@@ -256,7 +208,7 @@ class PeState:
         app: App,
         instances: Mapping[str, Instances],
         triggers: Mapping[str, graph.TriggerState],
-        state: State,
+        state: TaskState,
     ) -> None:
         self._saved = saved = {
             name: _Prototype(name, each, triggers.get(name), state)
@@ -364,7 +316,6 @@ class _Before:
             each.prepare(keys)
 
     def instances_of(self, event: Any) -> Iterator[tuple[_Prototype, ProcessingElement]]:
-        """The instances in memory that get an event."""
         for one in self._single:
             yield one, one.instances.singleton()
         keys = None if self._find is None else keys_of(self._find, [event])

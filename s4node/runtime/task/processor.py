@@ -15,16 +15,18 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s4node.app.instances import Instances
 from s4node.events.event import EventBatch
 from s4node.offsets.ordered_release import OrderedRelease
-from s4node.runtime.event_time.held_streams import HeldStream
+from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.pe_state import State
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, LeftOutCall
+
+if TYPE_CHECKING:
+    from s4node.state.task_state import TaskState
 
 
 class Mode(Enum):
@@ -87,12 +89,10 @@ class InFlightEvent:
 
     @property
     def batch(self) -> EventBatch:
-        """The batch that holds the event."""
         return self.load.batch
 
     @property
     def position(self) -> str:
-        """The place of the event, in words."""
         return self.load.batch.position(self.index)
 
 
@@ -106,10 +106,12 @@ class Processor(ABC):
     ``put`` has the events that handlers put on the app's streams, by index; ``asked`` the requests
     outside single events. ``instances`` are those of PEs, by the PE's name; ``ignored`` counts
     exceptions by class. ``starts`` has the starting places that the user's task asked for, by SSP.
-    ``called`` counts the calls of the last step that was not for events.
+    ``times`` is
+    about event time. ``called`` counts the calls of the last step that was not for events.
     """
 
     instances: dict[str, Instances]
+    times: TaskTimes
     starts: Mapping[Any, Any] = {}
     called = 1
     calls_first = False
@@ -141,10 +143,6 @@ class Processor(ABC):
         """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
         return ()
 
-    def held_streams(self) -> Iterable[HeldStream]:
-        """Take the streams whose watermark does not rise although windows or timers wait for it."""
-        return ()
-
     def leave_out(self, failed: FailedHooks, /) -> None:
         """Leave out the calls of windows and timers that have failed."""
 
@@ -157,7 +155,7 @@ class Processor(ABC):
         """The mode of ``op``; ``stream`` matters for PROCESS only."""
 
     @abstractmethod
-    def attach_state(self, state: State, /) -> None:
+    def attach_state(self, state: TaskState, /) -> None:
         """Make the processor durable in ``state``; ``restore`` and ``start`` follow."""
 
     def restore(self, limit: int, /) -> bool:  # noqa: ARG002
@@ -167,62 +165,8 @@ class Processor(ABC):
     def attach_loop(self, in_loop: Callable[..., None], /) -> None:
         """Take what calls a function in the loop's thread, from any thread, and wakes the task."""
 
-    def attach_queues(self, queues: Mapping[Any, Any], /) -> None:
-        """Take the stages of the task's streams, to see how far they are."""
-
-    def watch_sources(self, stream: str, sources: Any, /) -> None:
-        """Look at the sources of a stream with time."""
-
-    def watch_inputs(self, has_unread: Callable[[Any], bool], /) -> None:
-        """Take what says of an input if events of it wait where they are read from."""
-
-    def take_time(self, stream: str, source: str, time: float, /, *, idle: bool) -> None:
-        """Take the time that a source of a stream has reported, and if it is ``idle``."""
-
-    def pass_on(self, stream: str, readers: int, /, *, reads: bool) -> None:
-        """Note that ``readers`` tasks read an input and send on events of other tasks."""
-
     def events_done(self, batch: EventBatch, /) -> None:
         """Note that all events of a batch, and of those before it from its source, are done."""
-
-    def runs_ahead(self, stream: str, source: str, ended: Collection[str], /) -> bool:  # noqa: ARG002
-        """Return True if an input is too far ahead of others in time; ``ended`` are inputs, too."""
-        return False
-
-    def on_passed_on(self, tell: Callable[[Collection[str]], None], /) -> None:
-        """Take what is called with inputs whose ``put_times`` are later, as they are passed on."""
-
-    @property
-    def put_times(self) -> Mapping[str, float]:
-        """By stream: what is put on it from now on is not older."""
-        return {}
-
-    @property
-    def untimed_puts(self) -> Collection[str]:
-        """The streams of ``put_times`` whose events tell their time, beside the task."""
-        return ()
-
-    @property
-    def idle_puts(self) -> Collection[str]:
-        """The streams for whose events nothing is waited for."""
-        return ()
-
-    @property
-    def time_moved(self) -> bool:
-        """True if a commit would save later times than the last one."""
-        return False
-
-    @property
-    def ends_again(self) -> bool:
-        """True if a further end of stream follows when all that was put has arrived."""
-        return False
-
-    def time_statistics(self) -> Mapping[str, Any]:
-        """The parts of the task's statistics that concern event time."""
-        return {}
-
-    def save_times(self, state: State, /) -> None:
-        """Save what belongs to the commit that begins now."""
 
     # -- slices, and steps that run alone
 

@@ -15,7 +15,7 @@ import heapq
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from s4node.app.app import App
 from s4node.app.plan import graph
@@ -33,11 +33,14 @@ from s4node.events.event import LIVE, EventBatch, handled
 from s4node.events.routing import key_failure
 from s4node.metrics.registry import MetricsRegistry
 from s4node.offsets.system import SystemStreamPartition
+from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.gate import Op
-from s4node.runtime.task.pe_state import State
 from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.task_context import Context, DueTimers, EventCallback, StreamCollector
+
+if TYPE_CHECKING:
+    from s4node.state.task_state import TaskState
 
 _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
 _METHODS = ("process_async", "process", "init", *_HOOKS.values(), "close")
@@ -68,6 +71,7 @@ class StreamTaskProcessor(Processor):
             )
         super().__init__(len(app.streams))
         self.instances = {}
+        self.times = TaskTimes(app, {}, clock, clock, streams=())
         self.metrics = metrics or MetricsRegistry(name)
         self._timers: DueTimers = []
         self.context = Context(name, partition, inputs, clock, self.metrics, self._timers)
@@ -113,8 +117,7 @@ class StreamTaskProcessor(Processor):
         """Let other threads, and coroutines beside the task, set its timers."""
         self.context.in_loop = in_loop
 
-    def attach_state(self, state: State) -> None:
-        """Give the task its stores."""
+    def attach_state(self, state: TaskState) -> None:
         self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}
 
     # -- modes -------------------------------------------------------------------------------
@@ -293,7 +296,6 @@ class StreamTaskProcessor(Processor):
             self._check_result(result)
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """Begin one event; its callback ends it."""
         assert self._begin is not None
         collector = StreamCollector(self._app, entry.put)
         callback = EventCallback(entry, end_event, self._name)
@@ -313,12 +315,10 @@ class StreamTaskProcessor(Processor):
 
     @property
     def timed(self) -> bool:
-        """True if a timer is scheduled."""
         return bool(self._timers)
 
     @property
     def next_due(self) -> float | None:
-        """When the next timer is due; None if there is none."""
         timers = self._timers
         return timers[0][0] if timers else None
 
@@ -360,11 +360,9 @@ class StreamTaskProcessor(Processor):
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Call ``init``."""
         await self._call("init", self._app.parameters, self.context)
 
     async def close(self) -> None:
-        """Call ``close``."""
         await self._call("close")
 
     async def _call(self, name: str, *arguments: Any) -> None:

@@ -105,7 +105,7 @@ class Task:
         self.backlog = Backlog(
             app, stages, clock, held=held, rates=rates or {}, chooser=chooser, bootstrap=bootstrap
         )
-        self.processor.attach_queues(self.backlog.stages)
+        self.processor.times.queues = self.backlog.stages
         self.metrics: MetricsRegistry | None = None  # of the author's task
         self._streams = list(app.streams.values())
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
@@ -149,7 +149,7 @@ class Task:
         bootstrap = self.backlog.bootstrap
         if bootstrap is not None and bootstrap.streams:
             return False  # the others wait for the bootstrap
-        return self.processor.runs_ahead(ssp.stream, str(ssp), ended)
+        return self.processor.times.runs_ahead(ssp.stream, str(ssp), ended)
 
     def end_input(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
@@ -159,7 +159,6 @@ class Task:
 
     @property
     def alone(self) -> bool:
-        """True if no task sends it events."""
         return not self.backlog.inner and not self.settings.exchanging
 
     @property
@@ -211,7 +210,6 @@ class Task:
         self.backlog.leave_to_producers(frames, kept, slicing=self._slicing)
 
     def own_events(self) -> dict[str, list[Any]]:
-        """The waiting events that the app itself has put, by stream."""
         found: dict[str, list[Any]] = {}
         in_flight = self.in_flight.own_events() if self.in_flight is not None else ()
         for stream, events in chain(in_flight, self.backlog.own_events()):
@@ -247,7 +245,6 @@ class Task:
         return op
 
     def choose(self) -> bool:
-        """Choose the next event to process; return False if there is none."""
         return self.backlog.choose() if self.in_flight is None else self.in_flight.choose()
 
     @property
@@ -257,7 +254,6 @@ class Task:
         return "" if batch is None else batch.stream
 
     def mode(self, op: Op) -> Mode:
-        """The mode of the next step."""
         if op is Op.PROCESS:
             batch = self.backlog.at_hand
             if self.in_flight is not None and (self.in_flight.busy or batch is None):
@@ -374,7 +370,7 @@ class Task:
                 self.timetable.window_ended(self._clock())
             elif op is Op.TIMER:
                 self.timetable.timers_ended(over=bool(result))
-                if self.gate.whole and self.processor.time_moved:
+                if self.gate.whole and self.processor.times.puts.moved:
                     self.await_commit(TIME_PATIENCE)
             elif op is Op.END_OF_STREAM and not result:  # the rest follows in further steps
                 gate.open_inputs()
@@ -382,7 +378,7 @@ class Task:
             elif op is Op.END_OF_STREAM:
                 if failures.undoes:
                     gate.commit_due = True  # before anything that follows can fail
-                if self.processor.ends_again:
+                if self.processor.times.ends_again:
                     gate.open_inputs()
                 else:
                     actions = (EndTold(),)
@@ -437,7 +433,6 @@ class Task:
 
     @property
     def processed(self) -> int:
-        """The number of events processed."""
         return self._processed + (0 if self.in_flight is None else self.in_flight.processed)
 
     # -- life --------------------------------------------------------------------------------
@@ -473,7 +468,6 @@ class Task:
         self._seconds[op.value] += seconds
 
     async def start(self) -> Actions:
-        """Start the processor."""
         await self.processor.start()
         if self.gate.may_enter(Phase.RUNNING):  # it may drain already
             self.gate.enter(Phase.RUNNING)
@@ -510,5 +504,5 @@ class Task:
             calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
             seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
             lagging=backlog.lagging,
-            **self.processor.time_statistics(),
+            **self.processor.times.statistics_parts(),
         )

@@ -70,11 +70,9 @@ class EventCallback:
         self._times = count()
 
     def complete(self) -> None:
-        """End the event as processed."""
         self._end(None)
 
     def failure(self, error: BaseException) -> None:
-        """End the event as failed."""
         self._end(error if isinstance(error, BaseException) else S4Error(str(error)))
 
     def _end(self, error: BaseException | None) -> None:
@@ -149,5 +147,4 @@ class Context:
 
 
 def _call(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function before there is a loop."""
     function(*arguments)

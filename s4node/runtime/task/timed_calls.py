@@ -102,7 +102,6 @@ class TimedCalls:
 
     @property
     def under_way(self) -> bool:
-        """True if calls of a round are left."""
         return self._round is not None
 
     @property
@@ -118,7 +117,6 @@ class TimedCalls:
         self._step_began = self._clock()
 
     def end_step(self) -> None:
-        """Note the end of a step."""
         self._spent_before = self._spent
 
     def take(self, limit: int) -> Iterator[Call]:
@@ -148,12 +146,10 @@ class TimedCalls:
             yield from self._fired(name, due, loaded=True)
 
     def left_out(self) -> list[LeftOutCall]:
-        """Take the calls that were left out."""
         found, self._left_out = self._left_out, []
         return found
 
     def slow_timers(self) -> list[str]:
-        """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
         found = [name for name, told in self._slow.items() if not told]
         self._slow.update(dict.fromkeys(found, True))
         return found

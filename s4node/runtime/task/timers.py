@@ -78,7 +78,6 @@ class CommitBudget:
         self._looked_at = now
 
     def spend(self, seconds: float, now: float) -> None:
-        """Subtract the seconds of a commit that ends now."""
         if self._rest is not None and now - self._looked_at >= _LOOKING_SECONDS:
             self._adjust(self._rest.seconds, now)
         free_at = max(self.free_at, now - SPAN) + (seconds + ASIDE) / self.part
@@ -108,7 +107,6 @@ class Tick:
         return True
 
     def stop(self) -> None:
-        """Have no further ticks."""
         self.at = math.inf
 
 
@@ -288,7 +286,6 @@ class Timers:
             self.at = min(self.at, self._windows.at)
 
     def window_ended(self, now: float) -> None:
-        """Note the end of a window."""
         self._windows.due(now)  # ticks that were missed meanwhile count as this one
         self._gate.window_due = False
         self.owing = True
@@ -300,7 +297,6 @@ class Timers:
             self._gate.timer_due = True
 
     def event_begins(self) -> None:
-        """Note that an event begins."""
         self.owing = self.timers_owing = False
 
     def end_windows(self) -> None:
