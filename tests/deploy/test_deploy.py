@@ -748,7 +748,7 @@ async def test_no_request_ends_the_node(error: Exception, told: list[str]) -> No
             assert isinstance(answer, protocol.Failed)
             answers.append(answer.error)
 
-    async def answer(ask: protocol.Ask, way: protocol.Says) -> None:
+    async def answer(ask: protocol.Ask, say: protocol.Say) -> None:
         raise error
 
     await protocol.answer_with(answer, b'{"ask": "settings", "deployed": {}}', Way())

@@ -54,7 +54,6 @@ class Member(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """The session and name."""
         return self.session, self.name
 
 
@@ -68,7 +67,6 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """The key of the owning member."""
         return self.session, self.member
 
 

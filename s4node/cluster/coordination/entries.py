@@ -123,7 +123,6 @@ class Group:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses of the members."""
         return tuple(member.value.address for member in self.members)
 
     @property

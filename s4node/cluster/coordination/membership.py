@@ -250,7 +250,6 @@ class Membership:
         return {name for (_, name), end in self._dead.items() if end > now}
 
     def _drained(self, group: Group) -> set[Key]:
-        """The members whose node is drained."""
         return {
             (each.session, each.value.name)
             for each in group.members

@@ -149,7 +149,6 @@ class Registry:
         return {name: found.value for name, found in all_.items()}
 
     async def living_clusters(self) -> list[str]:
-        """The clusters with living nodes."""
         return [
             name for name in await self.entries.names(path_to("clusters")) if await self.nodes(name)
         ]
@@ -378,7 +377,6 @@ class Registry:
         return found
 
     async def stream_uses(self) -> list[StreamUses]:
-        """All streams, with their producers and consumers."""
         found = []
         for stream in await self.streams():
             producers = {}
@@ -397,12 +395,10 @@ class Registry:
 
     @staticmethod
     def path_of_cluster(cluster: str) -> str:
-        """The path of everything in a cluster."""
         return path_to("clusters", cluster)
 
     @staticmethod
     def path_of_request(cluster: str, id_: str = "") -> str:
-        """The path of a request to nodes, or of all of them."""
         path = path_to("clusters", cluster, "requests")
         return below(path, id_) if id_ else path
 

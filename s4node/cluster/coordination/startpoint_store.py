@@ -52,7 +52,6 @@ class StartpointStore:
         return await self._in_sessions(work)
 
     async def requests(self, state: str) -> Requests:
-        """The startpoints for the state with this identity."""
         return await self.change(state, lambda them: (them, them))
 
     async def change(self, state: str, change: Callable[[Requests], tuple[Requests, R]]) -> R:

@@ -146,18 +146,15 @@ def unreadable(path: str, error: Exception) -> CoordinationError:
 
 
 def _part(name: str) -> str:
-    """The part of a path for a name."""
     quoted = urllib.parse.quote(name, safe="")
     return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted
 
 
 def below(path: str, name: str) -> str:
-    """The path of the entry of this name below another."""
     return f"{path}/{_part(name)}"
 
 
 def path_to(*names: str) -> str:
-    """The path of these names."""
     return "".join(f"/{_part(name)}" for name in names)
 
 

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -79,34 +79,30 @@ _asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
-class Says(Protocol):
-    """The way of an answer."""
-
-    async def say(self, answer: msgspec.Struct, /) -> None:
-        """Send an answer."""
-
-
 def decode_answer(data: bytes) -> Answer:
     """The answer in JSON; raises msgspec.MsgspecError if it is invalid."""
     return _answers.decode(data)
 
 
-Handler = Callable[[Ask, Says], Awaitable[None]]
+Say = Callable[[msgspec.Struct], Awaitable[None]]
+"""Sends an answer."""
+
+Handler = Callable[[Ask, Say], Awaitable[None]]
 
 
-async def answer_with(handle: Handler, data: bytes, way: Says) -> None:
+async def answer_with(handle: Handler, data: bytes, say: Say) -> None:
     """Answer a request, given as JSON, with what ``handle`` says, or with its error."""
     try:
         ask = _asks.decode(data)
     except UNREADABLE as error:
-        await way.say(Failed(f"the request is unknown: {error}"))
+        await say(Failed(f"the request is unknown: {error}"))
         return
     try:
-        await handle(ask, way)
+        await handle(ask, say)
     except* SessionLost:  # nobody can be answered any more
         pass
     except* Exception as group:
-        await way.say(_failed(group))
+        await say(_failed(group))
 
 
 def _failed(group: BaseExceptionGroup[Exception]) -> Failed:

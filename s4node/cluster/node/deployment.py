@@ -83,18 +83,18 @@ class Deployments:
 
     async def _answer(self, data: bytes, conversation: Conversation) -> None:
         try:
-            await protocol.answer_with(self._asked, data, conversation)
+            await protocol.answer_with(self._asked, data, conversation.say)
         except CoordinationError as error:
             log.warning("a request cannot be answered", reason=str(error))
 
-    async def _asked(self, ask: protocol.Ask, way: protocol.Says) -> None:
+    async def _asked(self, ask: protocol.Ask, say: protocol.Say) -> None:
         match ask:
             case protocol.AskSettings():
-                await way.say(protocol.Settings(self._node.settings_of(ask.deployed, 1)))
+                await say(protocol.Settings(self._node.settings_of(ask.deployed, 1)))
             case protocol.AskDeploy():
-                await self._prepare(ask, way)
+                await self._prepare(ask, say)
 
-    async def _prepare(self, ask: protocol.AskDeploy, way: protocol.Says) -> None:
+    async def _prepare(self, ask: protocol.AskDeploy, say: protocol.Say) -> None:
         """Prepare a new version beside the old one, for as long as the request lasts."""
         data = await trio.to_thread.run_sync(self._node.packages.get, ask.digest)
         package = archive.decode(data)
@@ -108,7 +108,7 @@ class Deployments:
         )
         process = self._node.supervisor.start(begin)
         try:
-            await self._see_through(process, ask.digest, way)
+            await self._see_through(process, ask.digest, say)
             await trio.sleep_forever()
         finally:
             if self.prepared.get(ask.digest) is process:
@@ -116,15 +116,13 @@ class Deployments:
             if not self._node.runs(process):
                 process.stop_soon()
 
-    async def _see_through(
-        self, process: ContainerProcess, digest: str, way: protocol.Says
-    ) -> None:
+    async def _see_through(self, process: ContainerProcess, digest: str, say: protocol.Say) -> None:
         """Report how a new version starts, until it is ready or has failed."""
         try:
             prepared = await process.wait_prepared()
             self.prepared[digest] = process
-            await way.say(protocol.Prepared(prepared.inputs, prepared.outputs))
-            await way.say(protocol.Ready(await process.wait_ready()))
+            await say(protocol.Prepared(prepared.inputs, prepared.outputs))
+            await say(protocol.Ready(await process.wait_ready()))
         except ContainerFailed as error:
             log.info(
                 "a new version does not run",
@@ -132,4 +130,4 @@ class Deployments:
                 version=process.begin.version,
                 reason=error.reason,
             )
-            await way.say(protocol.Failed(error.reason, error.trace))
+            await say(protocol.Failed(error.reason, error.trace))

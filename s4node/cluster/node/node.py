@@ -159,11 +159,9 @@ class Node:
 
     @property
     def registry(self) -> Registry | None:
-        """The registry, while the node has joined it."""
         return self._registry
 
     def status(self) -> NodeStatus:
-        """How the node and its containers are."""
         processes = self.supervisor.processes if self.ready.is_set() else ()
         return status_of(self.name, self.cluster, self.address, processes)
 
@@ -413,7 +411,6 @@ class Node:
         return any(member.value.version != app.version for member in members.values())
 
     def settings_of(self, deployed: dict[str, str], partitions: int) -> dict[str, str]:
-        """The settings of a container of an app that was deployed with some."""
         host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",
@@ -432,7 +429,6 @@ class Node:
         *,
         check: StateCheck | None = None,
     ) -> supervisor_protocol.Begin:
-        """What to tell a container process of a package that the store has."""
         return supervisor_protocol.Begin(
             app=manifest.name,
             member=self.name,
@@ -493,7 +489,6 @@ class Node:
         return self.status() if name == self.name else None
 
     def runs(self, process: ContainerProcess) -> bool:
-        """Return True if an app's place on this node has the process."""
         return any(post.process is process for post in self._posts.values())
 
 

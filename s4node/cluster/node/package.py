@@ -58,7 +58,6 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # so that equal contents make equal bytes
 
 
 def python_here() -> str:
-    """The minor version of this Python."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -104,7 +103,6 @@ class Package(msgspec.Struct, frozen=True):
     files: dict[str, bytes]
 
     def encode(self) -> bytes:
-        """The archive."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             manifest = msgspec.json.format(msgspec.json.encode(self.manifest))
@@ -236,7 +234,6 @@ def _shown(name: str) -> str:
 
 
 def store_folder(coordination: Path) -> Path:
-    """The folder of packages in a coordination's folder."""
     return coordination / "packages"
 
 
@@ -290,14 +287,12 @@ class Store:
         return data
 
     def has(self, digest: str) -> bool:
-        """Return True if the package is stored."""
         if self._files is None:
             return self.file(digest).exists()
         with self._files.told():
             return f"{digest}.zip" in self._files.names(self._files.root)
 
     def remove(self, digest: str) -> None:
-        """Remove a package."""
         self.file(digest).unlink(missing_ok=True)
         if self._files is not None:
             with self._files.told(), suppress(FileNotFoundError):

@@ -90,7 +90,6 @@ class Redirector:
 
     @property
     def address(self) -> str:
-        """The address on which it listens."""
         return self._listener.address
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

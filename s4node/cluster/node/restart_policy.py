@@ -164,7 +164,6 @@ class Restarts:
         return Action.KILL
 
     def ready(self, now: float) -> None:
-        """Report that the process is ready."""
         self._go(Seen.READY)
         if self.phase is Phase.RUNNING:
             self.reason = ""

@@ -71,7 +71,6 @@ class RunningEntry:
         self._file = folder / _FILE if folder is not None else None
 
     def write(self, running: Running) -> None:
-        """Write the entry, replacing the former one."""
         if self._file is None:
             return
         new = self._file.with_suffix(".new")

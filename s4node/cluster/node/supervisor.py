@@ -65,7 +65,6 @@ _COMMAND = (sys.executable, "-P", "-m", "s4node.process.container_process")
 
 
 def limits_of(config: Config) -> Limits:
-    """The limits that a configuration sets."""
     return Limits(
         start=config[settings.CONTAINER_START_TIMEOUT],
         pulse=config[settings.CONTAINER_PULSE_TIMEOUT],
@@ -115,7 +114,6 @@ class ContainerProcess:
 
     @property
     def phase(self) -> Phase:
-        """The phase of its life."""
         return self._life.phase
 
     @property
@@ -125,11 +123,9 @@ class ContainerProcess:
 
     @property
     def starts(self) -> int:
-        """The number of its starts."""
         return self._life.starts
 
     def status(self) -> ContainerStatus:
-        """The status for clients."""
         waits = self.begin.hold and self.phase is Phase.RUNNING
         return ContainerStatus(
             app=self.begin.app,
@@ -168,7 +164,6 @@ class ContainerProcess:
         self._nudge()
 
     async def stop(self) -> None:
-        """Stop it, and return when it has ended."""
         self.stop_soon()
         await self.ended.wait()
 
@@ -226,7 +221,6 @@ class ContainerProcess:
         self._exited(process.returncode)
 
     async def _leave_cluster(self) -> None:
-        """End the session of the process, which has ended."""
         key, self._session = self._session, ""
         if key and self._end_session is not None:
             with trio.move_on_after(_LEAVING_SECONDS), suppress(CoordinationError):
@@ -389,7 +383,6 @@ class Supervisor:
         self._nursery = nursery
 
     def start(self, begin: supervisor_protocol.Begin) -> ContainerProcess:
-        """Start a container process and keep it alive."""
         seconds = min(begin.pulse_seconds, self.limits.pulse_interval)
         taken = {process.begin.place for process in self.processes}
         place = next(number for number in count(1) if number not in taken)
@@ -435,7 +428,6 @@ async def supervising(
 def status_of(
     name: str, cluster: str, address: str, processes: Iterable[ContainerProcess]
 ) -> NodeStatus:
-    """The status of a node that has these container processes."""
     found = [(each.status(), each.statistics) for each in processes]
     statistics = [each for _, each in found if each is not None]
     return NodeStatus(name, cluster, os.getpid(), address, [each for each, _ in found], statistics)

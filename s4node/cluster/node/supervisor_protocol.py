@@ -149,7 +149,6 @@ _to_container: msgspec.json.Decoder[ToContainer] = msgspec.json.Decoder(ToContai
 
 
 def encode(message: Message) -> bytes:
-    """A message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 

@@ -17,7 +17,6 @@ from s4node.errors import ConfigError
 
 
 def machine_folder(config: Config) -> Path:
-    """The folder of the nodes of this machine."""
     setting = settings.COORDINATION_FOLDER
     return full_path(config[setting], setting.name)
 
@@ -33,7 +32,6 @@ def is_zookeeper(place: str) -> bool:
 
 
 def coordination_of(config: Config) -> Coordination:
-    """The coordination of the nodes."""
     return coordination_at(place_of(config), config)
 
 

@@ -92,7 +92,6 @@ class FolderCoordination:
 
     @asynccontextmanager
     async def session(self, name: str) -> AsyncIterator[FolderSession]:
-        """See :meth:`coordination.Coordination.session`."""
         session = await self._open(name)
         async with living(session.close, session.beat, session.look):
             yield session
@@ -147,45 +146,37 @@ class FolderSession:
 
     @property
     def doubtful(self) -> bool:
-        """See :meth:`coordination.Session.doubtful`."""
         return self._asleep or clocks.steady() - self._beaten > self.timeout / 2
 
     # --- the contract ----------------------------------------------------------------------------
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
-        """See :meth:`coordination.Session.create`."""
         check_path(path)
         check_data(path, data)
         await self._call(lambda: self._tree.add_entry(self.id, path, data, ephemeral), write=True)
 
     async def get(self, path: str) -> Entry | None:
-        """See :meth:`coordination.Session.get`."""
         check_path(path)
         return await self._call(lambda: self._tree.get(self.id, path))
 
     async def set(self, path: str, data: bytes, version: int | None = None) -> int:
-        """See :meth:`coordination.Session.set`."""
         check_path(path)
         check_data(path, data)
         return await self._call(lambda: self._tree.set(self.id, path, data, version), write=True)
 
     async def delete(self, path: str, version: int | None = None) -> None:
-        """See :meth:`coordination.Session.delete`."""
         check_path(path)
         await self._call(lambda: self._tree.delete(self.id, path, version), write=True)
 
     async def children(self, path: str) -> list[str]:
-        """See :meth:`coordination.Session.children`."""
         check_path(path)
         return await self._call(lambda: self._tree.children(self.id, path))
 
     async def change(self, path: str) -> int:
-        """See :meth:`coordination.Session.change`."""
         check_path(path)
         return await self._call(lambda: self._tree.change(self.id, path))
 
     async def wait_change(self, path: str, seen: int) -> int:
-        """See :meth:`coordination.Session.wait_change`."""
         while True:
             changed = self._changed  # before reading: a later change sets this very event
             number = await self.change(path)

@@ -69,7 +69,6 @@ class SessionRow(NamedTuple):
 
 class _TreeFile(Database):
     def explain(self, error: sqlite3.Error) -> Exception:
-        """The error that tells operators what to do."""
         return _explain(self.path, error)
 
 
@@ -114,7 +113,6 @@ class Tree(_TreeFile):
     # --- sessions --------------------------------------------------------------------------------
 
     def open_session(self, session: SessionRow) -> None:
-        """Add a session."""
         with self.transaction():
             self.execute("INSERT INTO session VALUES (?, ?, ?)", session)
 
@@ -129,7 +127,6 @@ class Tree(_TreeFile):
             return True
 
     def sessions(self) -> list[SessionRow]:
-        """All sessions that have not ended."""
         with self.transaction(write=False):
             rows = self.execute("SELECT id, name, timeout FROM session ORDER BY id")
             return [SessionRow(*row) for row in rows]
@@ -137,7 +134,6 @@ class Tree(_TreeFile):
     # --- entries: the calls of contract.Session, for one session ---------------------------------
 
     def add_entry(self, session: str, path: str, data: bytes, ephemeral: bool) -> None:
-        """See :meth:`coordination.Session.create`."""
         with self._of_session(session):
             if self._version(path) is not None:
                 raise EntryExists(f"the entry {path!r} exists already; {_READ_AGAIN}")
@@ -168,7 +164,6 @@ class Tree(_TreeFile):
             self._touch(above, number)
 
     def get(self, session: str, path: str) -> Entry | None:
-        """See :meth:`coordination.Session.get`."""
         with self._of_session(session, write=False):
             row = self.one(
                 "SELECT data, version, session, created FROM entry WHERE path = ?", (path,)
@@ -176,7 +171,6 @@ class Tree(_TreeFile):
             return Entry(*row) if row else None
 
     def set(self, session: str, path: str, data: bytes, version: int | None) -> int:
-        """See :meth:`coordination.Session.set`."""
         with self._of_session(session):
             found = self._expect(path, version)
             self.execute(
@@ -186,7 +180,6 @@ class Tree(_TreeFile):
             return found + 1
 
     def delete(self, session: str, path: str, version: int | None) -> None:
-        """See :meth:`coordination.Session.delete`."""
         with self._of_session(session):
             self._expect(path, version)
             if self.one("SELECT 1 FROM entry WHERE parent = ?", (path,)):
@@ -194,7 +187,6 @@ class Tree(_TreeFile):
             self._remove(path)
 
     def children(self, session: str, path: str) -> list[str]:
-        """See :meth:`coordination.Session.children`."""
         with self._of_session(session, write=False):
             rows = self.execute("SELECT path FROM entry WHERE parent = ?", (path,))
             return sorted(child.rpartition("/")[2] for (child,) in rows)

@@ -82,7 +82,6 @@ class ZooKeeperCoordination:
 
     @asynccontextmanager
     async def session(self, name: str) -> AsyncIterator[ZooKeeperSession]:
-        """See :meth:`coordination.Coordination.session`."""
         session = ZooKeeperSession(name, self.url, self._root)
         session.connect(self._hosts, self._session_timeout, self._options)
         async with living(session.close, session.stay):
@@ -96,7 +95,6 @@ class ZooKeeperCoordination:
             yield session
 
     async def end_session(self, key: str) -> None:
-        """See :meth:`coordination.Coordination.end_session`."""
         id_, _, password = key.partition(":")
         session = ZooKeeperSession("end", self.url, self._root)
         known = (int(id_), bytes.fromhex(password))
@@ -130,13 +128,11 @@ class ZooKeeperSession:
 
     @property
     def doubtful(self) -> bool:
-        """See :meth:`coordination.Session.doubtful`."""
         return clocks.steady() - self._answered > self.timeout / 2
 
     # --- the contract ----------------------------------------------------------------------------
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
-        """See :meth:`coordination.Session.create`."""
         check_path(path)
         check_data(path, data)
 
@@ -171,7 +167,6 @@ class ZooKeeperSession:
                 return
 
     async def get(self, path: str) -> Entry | None:
-        """See :meth:`coordination.Session.get`."""
         check_path(path)
         try:
             data, stat = await self._read_synced(path, self._client.get_async)
@@ -182,7 +177,6 @@ class ZooKeeperSession:
         return Entry(data, stat.version, owner, stat.czxid)
 
     async def set(self, path: str, data: bytes, version: int | None = None) -> int:
-        """See :meth:`coordination.Session.set`."""
         check_path(path)
         check_data(path, data)
         place = self._changeable(path)
@@ -206,7 +200,6 @@ class ZooKeeperSession:
         return stat if isinstance(stat, int) else int(stat.version)
 
     async def delete(self, path: str, version: int | None = None) -> None:
-        """See :meth:`coordination.Session.delete`."""
         check_path(path)
         place = self._changeable(path)
 
@@ -224,7 +217,6 @@ class ZooKeeperSession:
             raise EntryNotEmpty(f"{path!r} has entries below it; delete those first") from None
 
     async def children(self, path: str) -> list[str]:
-        """See :meth:`coordination.Session.children`."""
         check_path(path)
         try:
             return sorted(await self._read_synced(path, self._client.get_children_async))
@@ -232,7 +224,6 @@ class ZooKeeperSession:
             return []
 
     async def change(self, path: str) -> int:
-        """See :meth:`coordination.Session.change`."""
         check_path(path)
         if self.lost.is_set() or path not in self._numbers:
             await self._call(lambda: self._client.watch_async(self._place(path)))
@@ -242,7 +233,6 @@ class ZooKeeperSession:
         return self._numbers[path]
 
     async def wait_change(self, path: str, seen: int) -> int:
-        """See :meth:`coordination.Session.wait_change`."""
         while True:
             changed = self._changed
             number = await self.change(path)
