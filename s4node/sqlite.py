@@ -72,7 +72,6 @@ class Database:
 
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[None]:
-        """Run the block as a transaction."""
         with self.explained():
             self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
@@ -95,7 +94,6 @@ class Database:
         return self.one("PRAGMA application_id")[0], self.one("PRAGMA user_version")[0]
 
     def is_empty(self) -> bool:
-        """Return True if the file has no tables."""
         return self.marks() == (0, 0) and not self.one("SELECT 1 FROM sqlite_master LIMIT 1")
 
     def make(self, application: int, version: int, schema: str) -> None:

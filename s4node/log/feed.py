@@ -137,7 +137,6 @@ class Feed:
                 await trio.lowlevel.checkpoint()
 
     def _has(self, reading: _Reading) -> bool:
-        """Return True if a reader has not stopped."""
         return self._readings.get(reading.hosted.name, {}).get(reading.reader) is reading
 
     # -- beginning -----------------------------------------------------------------------------

@@ -155,7 +155,6 @@ class HostedStream:
 
     @property
     def under_way(self) -> bool:
-        """Return True if events are on their way to disk."""
         return any(lane.safe < lane.expected for lane in self.admission.lanes.values())
 
     # -- producers ---------------------------------------------------------------------------
@@ -397,7 +396,6 @@ class HostedStream:
     def _part_done(
         self, queued: _Queued, part: Incoming, partition: int, answer: Appended | S4Error
     ) -> None:
-        """Handle the answer to a part for another partition."""
         if not isinstance(answer, Appended):
             self._failed(queued, part, answer)
         else:

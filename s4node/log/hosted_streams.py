@@ -105,6 +105,5 @@ class HostedStreams:
         return self.by_name[stream.name]
 
     async def drop_stream(self, name: str) -> None:
-        """Remove a stream with its events."""
         self.by_name.pop(name).dropped()
         await self.store.drop(name)

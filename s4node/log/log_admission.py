@@ -49,7 +49,6 @@ class LogAdmission(StreamAdmission):
 
     @property
     def known(self) -> int:
-        """The number of known producers."""
         return len(self._seen) + len(self._own)
 
     def check_room(self, producer: str) -> None:
@@ -79,7 +78,6 @@ class LogAdmission(StreamAdmission):
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[wire.Position, ...]:
-        """Open or reopen the producer's lanes; returns where each resumes, and its credit."""
         self._now = now
         positions = super().hello(hello, connection, now)
         self._note(hello.peer, self.lanes[hello.peer, 0].own_id)

@@ -53,7 +53,6 @@ class Questions:
         self._nursery.start_soon(self._answer, query, connection)
 
     def gone(self, connection: Connection) -> None:
-        """Forget a connection, which has ended."""
         self._asking.pop(connection, None)
 
     async def _answer(self, query: wire.Query, connection: Connection) -> None:

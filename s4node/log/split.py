@@ -88,7 +88,6 @@ class Splitting:
         return self._at >= data.count
 
     def parts(self) -> list[Part]:
-        """The parts, once all events are placed."""
         raws = raws_of(self._data, self._body)
         return [
             Part(
@@ -120,7 +119,6 @@ def _assembled(
 
 
 def array_of(events: Sequence[bytes], *, json: bool = False) -> bytes:
-    """An array of encoded events."""
     if json:
         return b"[" + b",".join(events) + b"]"
     count = len(events)

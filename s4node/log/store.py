@@ -172,7 +172,6 @@ class LogStore:
         self.streams[opened[0].name] = LogStream(*opened, self._files)
 
     async def open(self) -> None:
-        """Open all streams of the folder."""
         for folder in await threads.run_sync(stream_folders, self.settings.folder):
             await self._add(folder)
 

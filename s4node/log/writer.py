@@ -95,7 +95,6 @@ class Lane:
     trouble: str = ""
 
     def certain(self) -> PartitionFile:
-        """The file, with a ledger that agrees with it."""
         if self.doubtful:
             self.file.load()
             self.doubtful = False
@@ -368,7 +367,6 @@ class LogWriter:
         )
 
     def _housekeeping(self, delivery: Delivery, busy: bool) -> None:
-        """Run some steps of housekeeping."""
         began = clocks.steady()
         self._w_more = busy and began - self._w_last_run < HOUSEKEEPING_SECONDS
         if self._w_more:  # frames go first
@@ -417,7 +415,6 @@ class LogWriter:
         return freed
 
     def _answer_trims(self, lanes: Sequence[Lane], delivery: Delivery) -> None:
-        """Answer the trims whose rows are deleted."""
         for lane in lanes:
             if lane.asked and lane.file.trimmed:
                 oldest = lane.file.held.oldest

@@ -179,7 +179,6 @@ class JobGuard:
         return not self.layout or not number.isdigit() or int(number) < self.tasks
 
     def to_row(self) -> dict[str, Any]:
-        """The saved form."""
         return {
             "tasks": self.tasks,
             "grouper": self.grouper,

@@ -83,7 +83,6 @@ class InputProgress:
         self.on_refused(receipt, number, reason, event)
 
     def describe(self, number: int) -> str:
-        """The offset, for messages."""
         return f"{number}"
 
     def senders(self, first: int, end: int) -> list[tuple[str, int]]:  # noqa: ARG002

@@ -69,7 +69,6 @@ class JobLock:
 
 
 def runs(folder: Path) -> bool:
-    """Return True if a container of the job runs."""
     try:
         with stopped(folder):
             return False

@@ -62,6 +62,5 @@ def row_of(producer: Producer) -> bytes:
 
 
 def producer_of(row: bytes) -> Producer:
-    """The producer of a row key."""
     stream, _, name = row.decode().partition("\0")
     return stream, name

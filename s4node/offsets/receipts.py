@@ -109,12 +109,10 @@ class _Counted(Generic[P]):
 
     @property
     def ssp(self) -> tuple[str, str, int]:
-        """System, stream and partition of the events."""
         return self.progress.ssp
 
     @property
     def origin(self) -> str:
-        """The name of what the numbers count, for messages."""
         return self.progress.origin
 
     def describe(self, number: int) -> str:
@@ -122,7 +120,6 @@ class _Counted(Generic[P]):
         return self.progress.describe(number)
 
     def senders(self, first: int, end: int) -> list[tuple[str, int]]:
-        """The producers that have sent these numbers, in runs: each with the end of its run."""
         return self.progress.senders(first, end)
 
 
@@ -267,7 +264,6 @@ class PartReceipt(_Counted[Any]):
         return None if self._strays is None else self._strays.at
 
     def done(self) -> None:
-        """End the part."""
         if self._strays is not None:
             self.complete(self._strays.at, self._whole.end)
         self._whole.done()

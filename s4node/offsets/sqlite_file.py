@@ -119,7 +119,6 @@ class SqliteFile(Database):
         return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.fix}")
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """The error that tells operators what to do."""
         if isinstance(error, sqlite3.OperationalError):
             if not _writable(self.path.parent, self.path):
                 return self._form.unwritten(

@@ -153,7 +153,6 @@ class Requests(msgspec.Struct, frozen=True):
         return after, self.count - after.count
 
     def fan_out(self, tasks: Mapping[str, Collection[Place]], now_ms: int) -> Requests:
-        """Fan the requests out to the tasks of the job."""
         fanned = fan_out(tasks, self.asked, self.pending, now_ms)
         left = without(self.asked, fanned.spent)
         return Requests(left, {**self.pending, **fanned.pending})
@@ -168,7 +167,6 @@ class Requests(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """How many requests and pending startpoints there are."""
         return len(self.asked) + len(self.waiting)
 
 

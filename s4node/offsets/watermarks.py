@@ -77,11 +77,9 @@ class Watermarks:
 
     @property
     def sources(self) -> Collection[str]:
-        """The names of the sources that are not finished."""
         return self._sources.keys()
 
     def is_idle(self, source: str) -> bool:
-        """Return True if a source is not waited for."""
         return source in self._sources and self._sources[source].idle
 
     def active_time(self, source: str) -> float | None:

@@ -71,7 +71,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
         return sum(file.size for _, _, file in self.files())
 
     def check_app(self, app: str) -> None:
@@ -83,7 +82,6 @@ class Manifest(msgspec.Struct, frozen=True):
             )
 
     def files(self) -> Iterator[tuple[str, str, SavedFile]]:
-        """All files, each with its task and its name."""
         for task, saved in self.tasks.items():
             for name, file in saved.files.items():
                 yield task, name, file

@@ -228,7 +228,6 @@ def savepoints_folder(job: Path) -> Path:
 
 
 def cuts_folder(job: Path, number: int) -> Path:
-    """Where the cuts for the savepoint of this number are."""
     return savepoints_folder(job) / f"{_CUT}{number}"
 
 
@@ -292,7 +291,6 @@ def places_of(folder: Path, manifest: Manifest) -> Mapping[tuple[str, str], Path
 
 
 def manifest_in(folder: Path) -> Manifest:
-    """The manifest of the savepoint in a folder."""
     return parse((folder / MANIFEST).read_bytes(), folder)
 
 

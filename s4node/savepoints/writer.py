@@ -41,7 +41,6 @@ class About:
     upgrade: Upgrade | None = None
 
     def manifest(self, number: int, tasks: Mapping[str, SavedTask]) -> Manifest:
-        """The manifest of these tasks' cuts."""
         return Manifest(
             FORMAT,
             self.name,

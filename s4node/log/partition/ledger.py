@@ -150,7 +150,6 @@ class Ledger:
         return plan._replace(upcoming=upcoming, last_ms=last_ms)
 
     def apply(self, plan: Plan) -> None:
-        """Apply a plan that is on disk now."""
         self.upcoming = plan.upcoming
         self.last_ms = plan.last_ms
         self.producers.update(plan.producers)

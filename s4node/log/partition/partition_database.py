@@ -138,13 +138,11 @@ class PartitionDatabase(Database):
             raise corrupt(self.path, str(error), self._trim) from error
 
     def unopened(self, error: sqlite3.Error) -> Exception:
-        """The error for a file that cannot be opened."""
         return StoreError(
             f"{self.path} cannot be opened ({error}); put the file back or fix its permissions"
         )
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """The log's error for one of SQLite."""
         code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
         self.read_only = self.read_only or code == sqlite3.SQLITE_READONLY
         if code in _DAMAGED:

@@ -130,7 +130,6 @@ class PartitionFile:
         self._has_epoch = True
 
     def load(self) -> None:
-        """Load the ledger from the file."""
         with self._database.explained():
             if self._database.read_only:
                 self._open_again()

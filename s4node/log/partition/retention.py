@@ -69,7 +69,6 @@ class Held(NamedTuple):
 
     @property
     def disk(self) -> int:
-        """The bytes of its files."""
         return self.file + self.wal + FIXED_BYTES
 
 

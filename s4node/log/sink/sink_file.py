@@ -57,7 +57,6 @@ class SinkFile(Database):
             disk.sync(folder)
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """The error for one of SQLite."""
         return SinkError(
             f"{self.path} cannot be used ({error}); check its disk and permissions, then write the "
             f"batch again"
