@@ -141,7 +141,6 @@ def join(inner: Stream, other: Stream, targets: Sequence[Target]) -> None:
 
 
 def _keys(stream: Stream) -> dict[type, Any]:
-    """The key of each type of a stream."""
     key = stream.key
     return key.keys if isinstance(key, KeyByType) else {kind.cls: key for kind in stream.types}
 

@@ -120,7 +120,6 @@ class Instances(dict[Any, PE]):
         return self[None]
 
     def remove(self, instance: PE) -> None:
-        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
         if self.get(instance.key) is not instance:
             return
         if self.keeper is not None:
@@ -144,7 +143,6 @@ class Instances(dict[Any, PE]):
             await on_remove(self.leaving.pop(0))
 
     def is_open(self, _end: float) -> bool:
-        """Return True if a window that ends then has not ended."""
         return False
 
     def loaded(self, key: Any, unused: float) -> None:
@@ -191,7 +189,6 @@ class BoundedInstances(Instances):
         return instance
 
     def loaded(self, key: Any, unused: float) -> None:
-        """Note an instance that was read, ``unused`` seconds after the last event of its key."""
         if not self._idle:
             return
         used = self._used[key] = self._clock() - unused
@@ -202,7 +199,6 @@ class BoundedInstances(Instances):
         heappush(self._loaded, (used, self._number, key))
 
     def unused(self, key: Any) -> float:
-        """The seconds since the last event of a key, if they are counted."""
         now = self._clock()
         return now - self._used.get(key, now)
 
@@ -252,7 +248,6 @@ class BoundedInstances(Instances):
             self.gone(instance.key)
 
     def remove(self, instance: PE) -> None:
-        """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
         super().remove(instance)
         if instance.key not in self:
             self._used.pop(instance.key, None)

@@ -42,11 +42,9 @@ class _Table(Instances):
         return instance
 
     def is_open(self, end: float) -> bool:
-        """Return True if a window that ends then has not ended."""
         return self.owner.is_open(end)
 
     def remove(self, instance: PE) -> None:
-        """Drop an instance."""
         self.owner.remove(instance)
 
 
@@ -92,12 +90,10 @@ class TableWindows(WindowInstances):
 
     @property
     def open_windows(self) -> int:
-        """The number of open windows, or panes."""
         return len(self.tables)
 
     @property
     def called_until(self) -> float:
-        """All windows that end until then have had their calls, whatever comes later."""
         first = min(self._ending, self._ends[0][0] if self._ends else math.inf)
         return self.watermark if first > self.watermark else math.nextafter(first, NEVER)
 
@@ -146,7 +142,6 @@ class TableWindows(WindowInstances):
                 self._again[end, instance.key] = instance._span[0]
 
     def restore(self, instance: PE) -> None:
-        """Take an instance that was saved."""
         self._opened(instance._span, self.called_before)[instance.key] = instance
         self.held = -1  # counted anew
         if instance._again and self._early and self.is_open(instance._span[1]):
@@ -174,7 +169,6 @@ class TableWindows(WindowInstances):
 
     @property
     def next_end(self) -> float:
-        """The watermark at which something is due."""
         if self._again:
             return NEVER
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
@@ -367,7 +361,6 @@ class SessionWindows(WindowInstances):
             self._again[instance] = None
 
     def remove(self, instance: PE) -> None:
-        """Drop the instance of an open session."""
         sessions = self._by_key.get(instance.key, [])
         if instance in sessions:
             sessions.remove(instance)
@@ -385,7 +378,6 @@ class SessionWindows(WindowInstances):
 
     @property
     def next_end(self) -> float:
-        """The watermark at which something is due."""
         if self._again:
             return NEVER
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
@@ -450,11 +442,9 @@ class CountWindows(WindowInstances):
         return dict.__iter__(self)
 
     def restore(self, instance: PE) -> None:
-        """Take an instance that was saved."""
         self[instance.key] = instance
 
     def remove(self, instance: PE) -> None:
-        """Drop an instance."""
         key = instance.key
         if self.get(key) is instance:
             del self[key]

@@ -79,7 +79,6 @@ class PeTimers:
         self._set = 0
 
     def __len__(self) -> int:
-        """The number of timers that are set."""
         return self._set
 
     def set_timer(self, key: Any, name: str, time: Any, *, by_wall: int) -> None:
@@ -109,7 +108,6 @@ class PeTimers:
             self.keeper.set_timer(key, name, float(time), by_wall=by_wall)
 
     def restore(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
-        """Take a timer that was saved."""
         self._number += 1
         timer = Timer(name, time, self._number, by_wall)
         self._put(key, timer)
@@ -150,7 +148,6 @@ class PeTimers:
                 self.set_timer(key, each.name, each.time + by, by_wall=RELATIVE)
 
     def cancel_all(self, key: Any) -> None:
-        """Remove all timers of a key."""
         for name in list(self._timers.get(key, ())):
             self.cancel(key, name)
 
@@ -168,7 +165,6 @@ class PeTimers:
 
     @property
     def is_due(self) -> bool:
-        """True if a timer is due by the watermark."""
         return self.next_at(by_wall=False) <= self.watermark
 
     def keep(self, key: Any, timer: Timer) -> None:

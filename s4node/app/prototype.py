@@ -129,7 +129,6 @@ class Prototype:
 
     @property
     def is_async(self) -> bool:
-        """Return True if anything that runs for an event is ``async``."""
         return (
             self.on_event.any_async
             or self.on_trigger.any_async

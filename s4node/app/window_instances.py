@@ -99,7 +99,6 @@ class WindowInstances(Instances):
     # -- what is there -----------------------------------------------------------------------
 
     def all(self) -> Iterator[PE]:
-        """All instances."""
         return iter(dict.values(self))
 
     def __len__(self) -> int:
@@ -125,11 +124,9 @@ class WindowInstances(Instances):
 
     @property
     def owner(self) -> WindowInstances:
-        """Itself, as the home of instances."""
         return self
 
     def is_open(self, end: float) -> bool:
-        """Return True if a window that ends then has not ended."""
         return end > self.watermark and not self._kind.events
 
     def note_change(self, instance: PE) -> None:
@@ -140,7 +137,6 @@ class WindowInstances(Instances):
         instance._again = True  # also after a crash
 
     def early_calls(self) -> Iterator[Due]:
-        """The calls for early results that are due now."""
         if self.early_at > self.wall():
             return
         changed, self.changed, self.early_at = self.changed, {}, math.inf
@@ -180,7 +176,6 @@ class WindowInstances(Instances):
             self._options.late.put(event)
 
     def restore(self, instance: PE) -> None:
-        """Take an instance that was saved."""
         raise NotImplementedError
 
     def calls(self) -> Iterator[Due | None]:
@@ -218,7 +213,6 @@ class WindowInstances(Instances):
         raise NotImplementedError
 
     def made(self, key: Any, span: Span, home: Instances) -> PE:
-        """Make the instance of a key in a window."""
         checked = None if self.prototype.singleton else identity(key)
         instance: PE = self.prototype.make(checked, home)
         instance._span = span
@@ -291,7 +285,6 @@ class FailedWindows(Instances):
                 yield Due(instance, partial(self.drop_within, instance))
 
     def is_open(self, end: float) -> bool:
-        """Return True if a window that ends then has not ended."""
         return self.owner.is_open(end)
 
     def drop_within(self, instance: PE) -> None:

@@ -216,7 +216,6 @@ Rows: TypeAlias = dict[tuple[str, str, str], Row]
 
 
 def rows_of(reports: Iterable[ContainerStatistics]) -> list[Row]:
-    """The rows of the stages in these reports."""
     rows: Rows = {}
     for report in reports:
         for stage in report.stages:
@@ -264,7 +263,6 @@ def state_of(wanted: str, phases: Collection[str], members: Collection[str]) -> 
 
 
 def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
-    """The outboxes that are not empty."""
     rows: dict[tuple[str, str, str], OutboxRow] = {}
     for report in reports:
         for each in report.outboxes:
@@ -275,7 +273,6 @@ def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
 
 
 def inputs_of(reports: Iterable[ContainerStatistics]) -> list[InputRow]:
-    """The inputs that are read from systems."""
     rows: dict[tuple[str, str], InputRow] = {}
     for report in reports:
         for each in report.replay.progress:
@@ -310,7 +307,6 @@ def failing_of(reports: Iterable[ContainerStatistics]) -> list[FailingRow]:
 
 
 def standbys_of(node: str, reports: Iterable[ContainerStatistics]) -> list[StandbyRow]:
-    """What the containers of a node follow."""
     return [
         StandbyRow(report.app, node, sorted(found), max(found.values()))
         for report in reports
@@ -319,7 +315,6 @@ def standbys_of(node: str, reports: Iterable[ContainerStatistics]) -> list[Stand
 
 
 def watermarks_of(reports: Iterable[ContainerStatistics]) -> list[WatermarkRow]:
-    """The watermark of each stream that has one."""
     lowest: dict[tuple[str, str], WatermarkRow] = {}
     for report in reports:
         for task in report.tasks:

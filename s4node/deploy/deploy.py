@@ -96,7 +96,6 @@ class Deployed:
 
 
 async def packages_of(registry: Registry, config: Config) -> Store:
-    """The packages of the configured cluster."""
     cluster = config[settings.CLUSTER_NAME]
     info = await registry.cluster(cluster)
     return Store(store_folder(machine_folder(config)), info.url if info else "", cluster)
@@ -392,7 +391,6 @@ class _Deployment:
     async def _take_back(
         self, info: AppInfo, before: AppInfo | None, change: StateChange, taken: Manifest | None
     ) -> None:
-        """Undo the deployment."""
         if before is None:
             await _remove(self._registry, self._config, info)
             return

@@ -57,7 +57,6 @@ class FormerTask:
 
     @property
     def tables(self) -> dict[str, int]:
-        """The numbers of its tables by name."""
         return {
             name.removeprefix(_TABLE): _decode(data)
             for name, data in self.facts.items()

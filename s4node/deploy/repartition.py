@@ -247,7 +247,6 @@ class _LastOpened:
         return self._state
 
     def close(self) -> None:
-        """Close the open task."""
         self._partition = -1
         self._open.close()
 

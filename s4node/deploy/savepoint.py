@@ -67,7 +67,6 @@ class SavepointOf:
 
     @property
     def place(self) -> SavepointPlace:
-        """The job's savepoints."""
         return savepoints_of(self.folder, self.depot)
 
     async def take(self, name: str, why: str = "", timeout: float = TIMEOUT) -> Manifest:

@@ -112,7 +112,6 @@ class SavepointRestore:
     saved: Path
 
     def since(self) -> Since:
-        """Count what has happened since the savepoint."""
         outputs: Counter[tuple[str, str]] = Counter()
         producers: Counter[Producer] = Counter()
         over: Counter[tuple[str, str]] = Counter()
@@ -184,7 +183,6 @@ class SavepointRestore:
         return f"{wire.TASK}{self.config[settings.CLUSTER_NAME]}/{self.app}/"
 
     def _newest(self) -> Mapping[str, Facts | None]:
-        """The facts of each task from before the restore."""
         place = savepoints_of(self.folder, self.depot)
         mark = place.restoring()
         if mark is not None and mark.partitions:

@@ -53,7 +53,6 @@ def copied(value: Any) -> Any:
 
 
 def copies_of(events: Sequence[Any]) -> Sequence[Any]:
-    """The events, or copies of them all if one of them can change."""
     if all(_COPIERS[cls] is None for cls in set(map(type, events))):
         return events
     return list(map(copied, events))

@@ -111,7 +111,6 @@ class TimeRule:
         raise self.refusal(time, "a time is above 0")
 
     def refusal(self, value: Any, why: str) -> EventTimeError:
-        """The error for a value that is no time."""
         return EventTimeError(f"stream {self._stream!r}: {self.name}={value!r} is no time: {why}")
 
     def latest_of(self, _batch: EventBatch, events: Sequence[Any], now: float) -> float | None:

@@ -66,7 +66,6 @@ def attributes_of_all(body: bytes | memoryview) -> list[dict[str, Any]]:
 
 
 def generic_events(body: bytes | memoryview) -> list[GenericEvent]:
-    """The objects of an array as GenericEvents."""
     return list(map(GenericEvent.from_attributes, attributes_of_all(body)))
 
 
@@ -104,7 +103,6 @@ class JsonObjects:
         return events
 
     def decode_one(self, text: Any) -> Any:
-        """The event of one object."""
         event = self._cls(**msgspec.structs.asdict(self._one.decode(text)))
         check(event, text)
         return event

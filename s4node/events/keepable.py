@@ -103,7 +103,6 @@ def held_in(cls: type) -> _Kinds:
 
 
 def parts_of(kind: Any) -> Iterator[inspect.Type]:
-    """The types of what a value of a type holds."""
     for name in ("item_type", "key_type", "value_type", "type"):
         part = getattr(kind, name, None)
         if part is not None:

@@ -73,7 +73,6 @@ class KeyRule:
         self._check_text()
 
     def _check_text(self) -> None:
-        """Check keys that are not text."""
         self.bindings["_check"] = check_key
         self._expression = (
             f"(found if (found := {self._expression}).__class__ is str else _check(found))"
@@ -92,7 +91,6 @@ class KeyRule:
 
 
 def told_key(spec: KeySpec | None) -> str:
-    """A key in words, for messages."""
     if spec is None:
         return "none"
     name = KeyRule(spec, generic=True).name

@@ -122,11 +122,9 @@ class JsonType:
 
     @property
     def fingerprint(self) -> int:
-        """The node's type."""
         return self.declaration.fingerprint
 
     def encode(self, events: Sequence[JsonText]) -> bytes:
-        """The texts as one JSON array."""
         return b"[" + b",".join(events) + b"]"
 
     encode_checked = encode
@@ -217,7 +215,6 @@ class EventType:
 
     @property
     def fingerprint(self) -> int:
-        """The fingerprint of this version of this type."""
         return self.declaration.fingerprint
 
     def refusal_of(self, other: TypeDecl, fixed: Collection[str] = ()) -> str | None:
@@ -408,7 +405,6 @@ class UnreadableType:
     decode_json = decode
 
     def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:  # noqa: ARG002
-        """No event, and the reason for each."""
         return [None] * len(raws), [(index, self.reason) for index in range(len(raws))]
 
 

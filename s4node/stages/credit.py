@@ -108,7 +108,6 @@ class Credit(Generic[P]):
 
     @property
     def holding(self) -> bool:
-        """Return True if a producer is held."""
         return bool(self._held)
 
     def release(self) -> KeysView[P]:

@@ -154,7 +154,6 @@ class Block(Executor):
     waits_from = 1.0
 
     def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        """All or nothing."""
         return whole(load, events, size)
 
 
@@ -164,7 +163,6 @@ class Shed(Executor):
     reason = "shed: the stage is full"
 
     def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        """As many as fit."""
         return fitting(load, events, size)
 
 
@@ -191,7 +189,6 @@ class Throttle(Executor):
         self._filled_at = -math.inf
 
     def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        """As many as fit."""
         return fitting(load, events, size)
 
     def allowance(self, now: float) -> int:
@@ -221,7 +218,6 @@ class LosslessThrottle(Throttle):
     withholds = True
 
     def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        """All or nothing."""
         return whole(load, events, size)
 
 

@@ -99,12 +99,10 @@ class Gauge:
             self.highest = self.depth
 
     def went(self, events: int, size: int) -> None:
-        """Count events that have left."""
         self.depth -= events
         self.bytes -= size
 
     def dropped(self, events: int, reason: str) -> None:
-        """Count events that were not admitted."""
         self.shed[reason] += events
 
     @property
@@ -123,7 +121,6 @@ class Gauge:
 
     @property
     def withheld(self) -> bool:
-        """Return True if producers get no more credit for now."""
         return self.full
 
     @property

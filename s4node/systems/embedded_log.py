@@ -317,7 +317,6 @@ class _Batch(InputBatch):
         self._arrived: Arrived | None = arrived
 
     def load(self) -> None:
-        """Decode the events; those that do not decode are ``undecoded``."""
         arrived, self._arrived = self._arrived, None
         assert arrived is not None, "a batch is loaded once"
         data = arrived.data

@@ -131,7 +131,6 @@ class MemorySystem:
         await trio.sleep_forever()
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """Return once the system can be reached, or with ``wanted=False`` once it cannot."""
         await trio.lowlevel.checkpoint()
         while self._away == wanted:
             await self._changed.park()
@@ -202,7 +201,6 @@ class MemorySystem:
         return known[ssp.partition]
 
     async def wait_news(self) -> None:
-        """Return once anything has changed."""
         await self._changed.park()
 
     def tell(self) -> None:
@@ -240,7 +238,6 @@ class _Batch(InputBatch):
         self._decoders = decoders
 
     def load(self) -> None:
-        """Decode the events; those that do not decode are ``undecoded``."""
         undecoded = []
         numbers = []
         for number, (declaration, _, body) in enumerate(self._kept, self.first):

@@ -62,7 +62,6 @@ class Systems:
 
     @property
     def names(self) -> list[str]:
-        """All known names."""
         return [LIVE, *self._types]
 
     def __getitem__(self, name: str) -> System:

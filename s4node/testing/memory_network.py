@@ -291,7 +291,6 @@ class _End:
     # -- envelopes ---------------------------------------------------------------------------
 
     def receive_nowait(self) -> bytes | None:
-        """The next envelope, or None if none has arrived."""
         if not self._inbox:
             return None
         data = self._inbox.popleft()
@@ -301,7 +300,6 @@ class _End:
         return data
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send an envelope; return False, without sending, while it cannot be accepted."""
         peer = self._peer
         if self.closed or peer is None or not self.connected or self._sent >= _MOST_ENVELOPES:
             return False
@@ -322,7 +320,6 @@ class _End:
         self._tries = 0
 
     async def wait_readable(self) -> None:
-        """Wait until an envelope may have arrived; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
         while not self._inbox and (self._target is not None or self._peer is not None):
             self._check_open()
@@ -338,7 +335,6 @@ class _End:
         await trio.sleep_forever()
 
     async def wait_writable(self) -> None:
-        """Wait until an envelope may be accepted; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
         self._check_open()
         while not self.connected or self._sent >= _MOST_ENVELOPES:

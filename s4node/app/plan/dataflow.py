@@ -135,7 +135,6 @@ class _Reach:
         return self._found
 
     def _behind(self, value: Any) -> Iterator[Any]:
-        """The values that one value leads to."""
         if isinstance(value, Stream):
             self._found.append(value)
         elif isinstance(value, FunctionType):

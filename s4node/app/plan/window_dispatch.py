@@ -26,7 +26,6 @@ from s4node.events.event_time import SendingRule, TimeRule
 
 
 def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
-    """The mistakes of a PE with windows."""
     where, options = f"PE {prototype.name!r}", prototype.windows
     _, element = app.prototypes[prototype.name]
     if options is None:
@@ -223,7 +222,6 @@ def only_handler(stream: Stream, target: Prototype) -> Any:
 def make_windows(
     prototype: Prototype, partition: int, wall: Callable[[], float]
 ) -> WindowInstances:
-    """The windows that a prototype is configured for."""
     assert prototype.windows is not None
     kind = prototype.windows.kind
     made = SessionWindows if kind.gap else CountWindows if kind.events else TableWindows
