@@ -514,14 +514,14 @@ async def test_a_savepoint_whose_session_is_lost_is_taken_in_another_one(it: Sho
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 300)
             counter.process.send_signal(signal.SIGSTOP)  # so that no cut is made
-            words = ("savepoint", "counter", "--name", "one", *it.place)
+            words = ("savepoint", "take", "counter", "--name", "one", *it.place)
             async with s4_process(*words, cwd=it.folder, ready=False) as command:
                 name = "s4 savepoint counter"
                 await until(lambda: end_sessions(it.job / "coordination", name) == 1)
                 counter.process.send_signal(signal.SIGCONT)
                 assert await command.wait() == 0, command.errors
             assert "the savepoint of 'counter' goes on in another one" in command.errors
-        await it.s4("savepoints", "show", "counter", "one")  # which checks its files
+        await it.s4("savepoint", "show", "counter", "one")  # which checks its files
         assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]
 
 
