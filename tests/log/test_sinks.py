@@ -347,7 +347,7 @@ def test_a_batch_for_which_the_disk_has_no_room_while_it_is_published_says_so(
         many = [stage(node, "q", f"{n}/0", n * 10, 10, 4000) for n in range(20)]
         with suppress(SinkError):
             fill(node, "clicks")
-        with pytest.raises(SinkError, match=r"waits since 2 s: the disk is full .* sink list"):
+        with pytest.raises(SinkError, match=r"waits since 2 s: the disk is full .* log sinks"):
             commit(node, many, 2.0)
     finally:
         node.kill()
