@@ -96,7 +96,7 @@ def test_a_query_whose_driver_is_killed_again_and_again_writes_each_row_once(
 
     for _ in range(KILLS):
         before, _ = seen(0)
-        staged = chance.choice([0, chance.randrange(200_000), 1 << 40])  # 1 << 40: published
+        staged = chance.choice([0, chance.randrange(100_000), 1 << 40])  # 1 << 40: published
         with start(node, tmp_path, "stream", "local[2]", batches) as job:
 
             def is_time(before: int = before, staged: int = staged, job: Any = job) -> bool:
