@@ -292,7 +292,6 @@ class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
     ] = 0.0
     recoveries: Annotated[int, counter("roll backs of a failed task to its last commit")] = 0
     recovery_seconds: Annotated[float, counter("seconds that these took")] = 0.0
-    threads: int = 0
 
     @property
     def processed(self) -> int:

@@ -101,7 +101,6 @@ class Accounts:
             gain_seconds=gaining.seconds,
             recoveries=recovering.count,
             recovery_seconds=recovering.seconds,
-            threads=self._config[settings.THREAD_POOL_SIZE],
         )
 
     def metrics(self) -> list[Sample]:
