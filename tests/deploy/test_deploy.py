@@ -743,15 +743,14 @@ async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
 async def test_no_request_ends_the_node(error: Exception, told: list[str]) -> None:
     answers: list[str] = []
 
-    class Way:
-        async def say(self, answer: msgspec.Struct, /) -> None:
-            assert isinstance(answer, protocol.Failed)
-            answers.append(answer.error)
+    async def say(answer: msgspec.Struct) -> None:
+        assert isinstance(answer, protocol.Failed)
+        answers.append(answer.error)
 
     async def answer(ask: protocol.Ask, say: protocol.Say) -> None:
         raise error
 
-    await protocol.answer_with(answer, b'{"ask": "settings", "deployed": {}}', Way())
+    await protocol.answer_with(answer, b'{"ask": "settings", "deployed": {}}', say)
     assert answers == told
 
 
