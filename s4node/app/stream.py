@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, Token
+from sys import getrefcount
 from typing import Any, NamedTuple, Protocol, Self
 
 from s4node.errors import EventError, GraphError, S4Error
-from s4node.events.copies import copier_of
+from s4node.events.copies import copier_of, sharing
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.events.routing import compiled
@@ -173,7 +174,10 @@ class Stream:
         lines, bindings = ["def put(event):"], dict[str, Any]()
         for number, cls in enumerate(() if self._checks else self._copiers):
             word = "elif" if number else "if"
-            lines.append(f"    {word} event.__class__ is t{number}: event = copy{number}(event)")
+            lines += [
+                f"    {word} event.__class__ is t{number}:",
+                f"        if {sharing(cls, 'event')}: event = copy{number}(event)",
+            ]
             bindings |= {f"t{number}": cls, f"copy{number}": self._copiers[cls]}
         lines += [
             f"    {'elif' if bindings else 'if'} event.__class__ not in taken: event = own(event)",
@@ -182,7 +186,7 @@ class Stream:
             "    except LookupError:",
             "        outside()",
         ]
-        bindings |= {"taken": self._accepts, "own": self._own}
+        bindings |= {"taken": self._accepts, "own": self._own, "refs": getrefcount}
         bindings |= {"lists": emitted.get, "outside": self._outside}
         self.put = compiled("put", lines, bindings)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shared_apps import Click, OnePE, counting, handling
 
 from s4node import (
@@ -17,6 +23,7 @@ from s4node import (
     Stream,
     TaskApp,
 )
+from s4node.app.stream import begin_put, emitted, end_put
 from s4node.errors import ProcessingError
 from s4node.testing import AppTest
 
@@ -251,3 +258,276 @@ def test_a_put_value_that_is_not_of_its_field_s_type_is_refused_where_it_is_put(
     ):
         test.send("clicks", Click("joe"))
     assert "Put" in str(caught.value)
+
+
+# -- what is put as it is, and what is copied ------------------------------------------------------
+
+
+class Counts(Event):
+    user: str
+    counts: dict[str, int]
+
+
+class Known(Event, gc=True, weakref=True):
+    user: str
+    items: list[str]
+
+
+class Shared(Event):
+    user: str
+    items: list[str] = msgspec.field(default_factory=lambda: COMMON)
+
+
+class Marked(Event):
+    user: str
+    items: set[str]
+
+
+class Words(list[str]):
+    """A list to which there can be weak references."""
+
+
+COMMON: list[str] = []
+
+
+def put_by(act: Callable[[Callable[[Any], None]], object]) -> list[Any]:
+    """The events that a function puts."""
+    stream = Stream("inner", 0, types=(Cart, Counts, Known, Shared, Marked, Nested))
+    token = begin_put([[]])
+    try:
+        act(stream.put)
+        return list(emitted.get()[0])
+    finally:
+        end_put(token)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it does not count what variables refer to")
+def test_an_event_that_nothing_else_refers_to_is_put_as_it_is() -> None:
+    places = []
+
+    def noted(value: Any) -> Any:
+        places.append(id(value))
+        return value
+
+    def act(put: Any) -> None:
+        put(Cart("joe", noted(["tea"])))
+        put(Counts("joe", noted({"tea": 1})))
+        events = [Cart("joe", noted(["cup"]))]
+        put(events.pop())
+
+    cart, counts, popped = put_by(act)
+    assert [id(cart.items), id(counts.counts), id(popped.items)] == places
+
+
+def variable(put: Any) -> None:
+    cart = Cart("joe", ["tea"])
+    put(cart)
+    cart.items.append("changed")
+
+
+def name_in_the_call(put: Any) -> None:
+    put(cart := Cart("joe", ["tea"]))
+    cart.items.append("changed")
+
+
+def argument(put: Any) -> None:
+    def put_and_change(cart: Cart) -> None:
+        put(cart)
+        cart.items.append("changed")
+
+    put_and_change(Cart("joe", ["tea"]))
+
+
+def arguments(put: Any) -> None:
+    def put_and_change(*carts: Cart) -> None:
+        put(*carts)
+        carts[0].items.append("changed")
+
+    put_and_change(Cart("joe", ["tea"]))
+
+
+def loop(put: Any) -> None:
+    for cart in [Cart("joe", ["tea"])]:
+        put(cart)
+        cart.items.append("changed")
+
+
+def mapped(put: Any) -> None:
+    carts = [Cart("joe", ["tea"])]
+    list(map(put, carts))
+    carts[0].items.append("changed")
+
+
+def bound(put: Any) -> None:
+    call = partial(put, Cart("joe", ["tea"]))
+    call()
+    call.args[0].items.append("changed")
+
+
+def generator(put: Any) -> None:
+    def steps() -> Any:
+        cart = yield
+        put(cart)
+        cart.items.append("changed")
+        yield
+
+    going = steps()
+    next(going)
+    going.send(Cart("joe", ["tea"]))
+
+
+def list_in_a_variable(put: Any) -> None:
+    words = ["tea"]
+    put(Cart("joe", words))
+    words.append("changed")
+
+
+def list_of_another_event(put: Any) -> None:
+    other = Cart("ann", ["tea"])
+    put(Cart("joe", other.items))
+    other.items.append("changed")
+
+
+def method_of_the_list(put: Any) -> None:
+    append = (words := ["tea"]).append
+    make = partial(Cart, "joe", words)
+    del words
+    put(make())
+    append("changed")
+
+
+def list_of_two_events(put: Any) -> None:
+    carts = [Cart("joe", ["tea"])]
+    carts.append(Cart("joe", carts[0].items))
+    put(carts.pop())
+    carts[0].items.append("changed")
+
+
+def default_that_is_shared(put: Any) -> None:
+    COMMON[:] = ["tea"]
+    put(Shared("joe"))
+    COMMON.append("changed")
+
+
+def dict_in_a_variable(put: Any) -> None:
+    counts = {"tea": 1}
+    put(Counts("joe", counts))
+    counts["cup"] = 2
+
+
+def weak_reference_to_the_event(put: Any) -> None:
+    known = []
+
+    def noted(event: Known) -> Known:
+        known.append(weakref.ref(event))
+        return event
+
+    put(noted(Known("joe", ["tea"])))
+    if event := known[0]():
+        event.items.append("changed")
+
+
+def weak_reference_to_the_list(put: Any) -> None:
+    known = []
+
+    def noted(words: Words) -> Words:
+        known.append(weakref.ref(words))
+        return words
+
+    put(Cart("joe", noted(Words(["tea"]))))
+    if words := known[0]():
+        words.append("changed")
+
+
+def weak_reference_to_the_set(put: Any) -> None:
+    known = []
+
+    def noted(marks: set[str]) -> set[str]:
+        known.append(weakref.ref(marks))
+        return marks
+
+    put(Marked("joe", noted({"tea"})))
+    if marks := known[0]():
+        marks.add("changed")
+
+
+def list_in_the_list(put: Any) -> None:
+    inner = [1]
+    put(Nested("joe", {"tea": inner}, [], set()))
+    inner.append(2)
+
+
+def struct_in_the_list(put: Any) -> None:
+    item = Item("tea")
+    put(Nested("joe", {}, [item], set()))
+    item.name = "changed"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        variable,
+        name_in_the_call,
+        argument,
+        arguments,
+        loop,
+        mapped,
+        bound,
+        generator,
+        list_in_a_variable,
+        list_of_another_event,
+        method_of_the_list,
+        list_of_two_events,
+        default_that_is_shared,
+        dict_in_a_variable,
+        weak_reference_to_the_event,
+        weak_reference_to_the_list,
+        weak_reference_to_the_set,
+        list_in_the_list,
+        struct_in_the_list,
+    ],
+    ids=lambda act: act.__name__,
+)
+def test_what_something_else_refers_to_is_copied_when_it_is_put(act: Any) -> None:
+    for _ in range(20):  # Python specializes code that has run some times
+        found = put_by(act)
+        assert "changed" not in repr(found[0])
+        assert "2" not in repr(found[0])
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["new", "fresh", "of", "put", "pop", "made", "add"]), st.integers(0)),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_a_put_event_stays_as_it_was_whatever_is_changed_later(steps: Any) -> None:
+    expected = []
+
+    def act(put: Any) -> None:
+        lists, carts = [["a"]], [Cart("joe", ["b"])]
+        for step, number in steps:
+            at, cart = number % len(lists), number % len(carts)
+            if step == "new":
+                lists.append(["c"])
+                carts.append(Cart("joe", lists[-1]))
+            elif step == "fresh":
+                expected.append(["d"])
+                put(Cart("joe", ["d"]))
+            elif step == "of":
+                expected.append(lists[at].copy())
+                put(Cart("joe", lists[at] if number % 2 or not at else lists.pop(at)))
+            elif step == "put":
+                expected.append(carts[cart].items.copy())
+                put(carts[cart])
+            elif step == "pop" and cart:
+                expected.append(carts[cart].items.copy())
+                put(carts.pop(cart))
+            elif step == "made":
+                carts.append(Cart("joe", carts[cart].items if number % 2 else ["e"]))
+            elif step == "add":
+                lists[at].append("f")
+                carts[cart].items.append("g")
+
+    assert [cart.items for cart in put_by(act)] == expected

@@ -356,13 +356,14 @@ def compile_plan(
     if rule is not None and not all(target.singleton for target in stream.targets):
         bindings |= rule.bindings
         body.append(f"k = {rule.expression('e')}")
-    if stream.can_change:
+    shared = stream.can_change and (len(stream.targets) > 1 or stream.key is None)
+    if shared:
         bindings["_copy"] = copied
         body.append("o = e")
     for number, target in enumerate(stream.targets):
         made, fires = instances[target.name], triggers.get(target.name)
         touches = target.name in savers
-        if stream.can_change and len(stream.targets) > 1:
+        if shared:
             body.append("e = o" if target is stream.targets[-1] else "e = _copy(o)")
         if isinstance(made, WindowInstances):
             begin, lines = window_lines(stream, number, made, bindings, touches=touches)
