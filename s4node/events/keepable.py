@@ -122,8 +122,27 @@ def saver_of(kind: Any) -> Callable[[Any], Any] | None:
     with any. It raises TypeError for a value that would come back as another one."""
     holds = held_in(kind)
     if inspect.AnyType in holds:
-        return partial(_checked, msgspec.msgpack.Decoder(kind).decode)
+        slow = partial(_checked, msgspec.msgpack.Decoder(kind).decode)
+        if holds - _OF_JSON:
+            return slow
+        return lambda value: value if _is_plain(value) else slow(value)
     return _with_zone if inspect.DateTimeType in holds else None
+
+
+_OF_JSON: _Kinds = frozenset((inspect.AnyType, inspect.DictType, inspect.ListType, inspect.StrType))
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+_KEYS = frozenset((int, str))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True if a value that is declared as anything comes back as it is."""
+    if value.__class__ is dict:
+        if not _KEYS.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif value.__class__ is not list:
+        return value.__class__ in _PLAIN
+    return _PLAIN.issuperset(map(type, value)) or all(map(_is_plain, value))
 
 
 def _with_zone(value: Any) -> Any:

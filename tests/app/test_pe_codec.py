@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter, OrderedDict, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -124,6 +126,33 @@ def test_values_in_containers_come_back_as_annotated() -> None:
 
     for name in ("some", "named", "parts", "thing", "pairs", "places"):
         assert getattr(other, name) == getattr(saved, name)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+TEXT, NUMBER = Text("a"), HTTPStatus.OK
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text()
+    | st.binary() | st.dates() | st.decimals() | st.sets(st.integers())
+    | st.sampled_from((TEXT, NUMBER, Told.YES)),
+    lambda each: st.lists(each) | st.tuples(each, each)
+    | st.dictionaries(st.text() | st.integers() | st.booleans() | st.dates(), each),
+)  # fmt: skip
+
+
+@given(ANYTHING, ANYTHING)
+def test_a_value_that_is_declared_as_anything_comes_back_as_it_was_or_is_refused(
+    thing: Any, value: Any
+) -> None:
+    codec = ElementCodec(Loose)
+    saved = instance(Loose, thing=thing, named={"a": value}, some=[value])
+    other = instance(Loose)
+    with suppress(NotSaveable):
+        codec.restore(other, codec.encode(saved))
+        for name in ("thing", "named", "some"):
+            assert repr(getattr(other, name)) == repr(getattr(saved, name))
 
 
 OLD = (("count", "int"), ("name", "str"))
