@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,9 @@ DURABLE = ("-p", "s4.stream.clicks.grade=durable")
 
 
 async def test_a_container_whose_state_is_at_a_server_that_answers_500_waits_and_goes_on(
-    folder: Path, store: StoreForwarder
+    tmp_path: Path, store: StoreForwarder
 ) -> None:
+    folder = tmp_path
     place = {"s4_state_folder": str(folder / "state"), "s4_state_url": "s3://bucket/state"}
     async with node(folder, "one", **place) as one:
         await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE, "--partitions", "1")
@@ -43,12 +44,17 @@ async def status(folder: Path) -> str:
 
 
 @pytest.fixture
-async def store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
-) -> AsyncIterator[StoreForwarder]:
-    """What nodes find in place of the server."""
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     with s3_server("moto", tmp_path, monkeypatch) as port:
-        forwarder = StoreForwarder(port)
-        url = await nursery.start(forwarder.run, "127.0.0.1")
-        find_servers_at(int(url.rpartition(":")[2]), monkeypatch)
-        yield forwarder
+        yield port
+
+
+@pytest.fixture
+async def store(
+    port: int, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> StoreForwarder:
+    """What nodes find in place of the server."""
+    forwarder = StoreForwarder(port)
+    url = await nursery.start(forwarder.run, "127.0.0.1")
+    find_servers_at(int(url.rpartition(":")[2]), monkeypatch)
+    return forwarder
