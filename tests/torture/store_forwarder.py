@@ -63,7 +63,7 @@ class StoreForwarder:
             async with self._conditional if if_none else nullcontext():
                 answer, content = await self._answer(request, body)
         if fault in ("refuse", "spoil") or answer is None:
-            answer, content = h11.Response(status_code=500, headers=[]), b""
+            answer, content = h11.Response(status_code=503, headers=[]), b""
         headers = [*_kept(answer.headers), (b"connection", b"close")]
         if not any(name == b"content-length" for name, _ in headers):
             headers.append((b"content-length", b"%d" % len(content)))
