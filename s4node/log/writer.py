@@ -41,7 +41,7 @@ from s4node.failpoints import passing
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.partition.partition_database import NotTaken
 from s4node.log.partition.partition_file import WAL_BYTES, PartitionFile, Standing
-from s4node.log.partition.retention import Keep, Work, admitted, next_step, tight
+from s4node.log.partition.retention import Keep, Steps, Work, admitted, next_step, tight
 from s4node.logger import get_logger
 
 _log = get_logger("s4node.log")
@@ -113,7 +113,8 @@ class LogWriter:
     """Writes the frames of all partitions of a folder in a thread of its own.
 
     Create it, and call ``append`` and ``trim``, in trio's thread. ``clock`` gives Unix time in
-    seconds. ``quota`` (bytes) bounds the files of all partitions; 0 means no bound.
+    seconds, in place of both clocks of the machine. ``quota`` (bytes) bounds the files of all
+    partitions; 0 means no bound.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class LogWriter:
         self.trouble = ""
         """Why appending waits; empty if it does not."""
         self._quota = quota
-        self._clock = clock or clocks.wall
+        self._clock, self._steady = clock or clocks.wall, clock or clocks.steady
+        self._w_steps = Steps(int(self._clock() * 1000), int(self._steady() * 1000))
         self._token = trio.lowlevel.current_trio_token()
         self._wake = threading.Condition()
         self._ready: dict[Lane, None] = {}
@@ -374,6 +376,7 @@ class LogWriter:
         with self._wake:
             lanes = [lane for lane in self._lanes if lane.broken is None]
         now_ms = int(self._clock() * 1000)
+        self._w_steps.look(now_ms, int(self._steady() * 1000))
         trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
         until = began + HOUSEKEEPING_SECONDS / 2
         freed = self._make_room(lanes, now_ms, until, bool(trouble), delivery)
@@ -395,7 +398,7 @@ class LogWriter:
         """
         freed = False
         changed: dict[Lane, None] = {}
-        keeps = [lane.keep for lane in lanes]
+        keeps = [self._w_steps.kept(lane.keep) for lane in lanes]
         while True:
             held = [lane.file.held for lane in lanes]
             self._measure()
@@ -426,7 +429,7 @@ class LogWriter:
         try:
             file = lane.certain()  # wrong sizes would make it delete too much
             if work is Work.DELETE:
-                file.delete_rows(lane.keep, now_ms)
+                file.delete_rows(self._w_steps.kept(lane.keep), now_ms)
                 done = True
             else:
                 done = file.shrink() if work is Work.SHRINK else file.cut_wal()

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from s4node import clocks
 from s4node.config.config import Config
 from s4node.errors import InputLost, S4Error, StartpointError, StoreError
 from s4node.log.partition.ledger import Appended, Incoming
@@ -335,6 +336,31 @@ async def test_frames_that_are_too_old_go_and_the_newest_stays(tmp_path: Path) -
         assert partition.bounds == Bounds(90, 100)
         assert partition.producers["a"].number == 100
         assert len(events(await read_all(partition))) == 10
+
+
+async def test_a_clock_that_is_set_deletes_nothing_early(tmp_path: Path) -> None:
+    steady, set_by = Clock(), Clock(0.0)
+    settings = LogSettings(tmp_path, retention_ms=3_600_000)
+    with clocks.replaced(steady, lambda: steady() + set_by()):
+        async with open_log(settings) as log:
+            partition = (await log.create("clicks", 1)).partitions[0]
+
+            async def appended(after: float) -> Bounds:
+                """Append ten events, and let time pass; return what is left."""
+                await append(partition, numbered("a", partition.bounds.upcoming, 10))
+                steady.seconds += after
+                other = (await log.create(f"at-{int(steady.seconds)}", 1)).partitions[0]
+                await append(other, numbered("a", 0, 1), numbered("a", 1, 1))
+                await other.trim(1)  # whose answer comes once nothing is to be deleted
+                return partition.bounds
+
+            assert await appended(1800) == Bounds(0, 10)
+            set_by.seconds = 7200
+            assert await appended(60) == Bounds(0, 20)
+            assert await appended(1800) == Bounds(10, 30)  # the first ones are an hour old
+            set_by.seconds = 0
+            assert await appended(3600) == Bounds(10, 40)  # those of before seem to be young
+            assert await appended(7200) == Bounds(40, 50)
 
 
 async def test_a_partition_keeps_no_more_bytes_than_its_stream_says_and_its_file_shrinks(

@@ -5,6 +5,8 @@ Rules
   partition already fill the retention size, or if it was trimmed. A quota never deletes anything
   else.
 - Only a trim deletes the newest frame of a partition.
+- A clock that is set forward deletes nothing early: what was there before is kept for its retention
+  as time has passed since then. One that is set back deletes later, by as much.
 - Housekeeping takes small steps, partitions in turn: first it deletes rows, then returns pages to
   the disk, then cuts the write-ahead logs. Close to a quota, or while frames wait for space, it
   cuts them after every step, as deleting and shrinking write to them.
@@ -16,12 +18,15 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
 SLACK_BYTES = 8 << 20
 """The free pages that a file may keep for later events; a sixteenth of the file if that is more."""
+
+STEP_MS = 1_000
+"""A clock was set if it has moved by more than this beside the steady one."""
 
 REST_MS = 5_000
 """A partition is at rest if nothing was appended to it for this long."""
@@ -70,6 +75,30 @@ class Held(NamedTuple):
     @property
     def disk(self) -> int:
         return self.file + self.wal + FIXED_BYTES
+
+
+class Steps:
+    """By how much the clock was set forward: nothing has aged by that."""
+
+    def __init__(self, now_ms: int, steady_ms: int) -> None:
+        self._began_ms = now_ms - steady_ms
+        self._forward_ms = self._passed_ms = 0
+        self._set_at_ms = steady_ms
+
+    def look(self, now_ms: int, steady_ms: int) -> None:
+        """Note the time by the clock, and by the steady one, which nobody sets."""
+        by = now_ms - steady_ms - self._began_ms
+        self._began_ms += by
+        if abs(by) > STEP_MS:
+            self._forward_ms = max(0, self._forward_ms + by)
+            self._set_at_ms = steady_ms
+        self._passed_ms = steady_ms - self._set_at_ms
+
+    def kept(self, keep: Keep) -> Keep:
+        """The retention that counts now; what was there before the step is gone after that."""
+        if not keep.ms or self._passed_ms > keep.ms:
+            return keep
+        return replace(keep, ms=keep.ms + self._forward_ms)
 
 
 class Work(Enum):
