@@ -283,6 +283,10 @@ class LatestTime:
         self.idle = self.coming_idle and self.value <= self.coming
         self.value = max(self.value, self.coming)
 
+    def leave(self) -> None:
+        """Tell that a program leaves, and may return. A task says nothing: it goes on elsewhere."""
+        self.idle = self.idle or not self.by_commits
+
     def to_tell(self, lanes: Iterable[Lane]) -> list[Lane]:
         """The lanes whose owners may be told the latest time now."""
         if self.field is None:

@@ -35,6 +35,7 @@ log = get_logger("s4node.net")
 
 _ENVELOPE_BYTES = 131_072
 _PATIENCE_SECONDS = 5.0
+_SECOND_MS = 1000
 
 
 class Link:
@@ -139,9 +140,14 @@ class Link:
         self.wake()
 
     def finish(self) -> None:
-        """Tell the node that no more events will come on any stream."""
-        if not self.held:
-            self._control += [route.end_of_stream() for route in self.routes if route.ends]
+        """Tell the node that no more events will come on any stream, or none in this life."""
+        now_ms = int(clocks.wall() * 1000)
+        for route in self.routes if not self.held else ():
+            if route.ends:
+                self._control.append(route.end_of_stream())
+            else:
+                route.outbox.latest.leave()
+                self._control += route.time_frames(now_ms + _SECOND_MS)  # also right after another
         self._hurry = True
         self.wake()
 

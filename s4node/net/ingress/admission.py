@@ -229,6 +229,7 @@ class StreamAdmission:
         lane.life = life_of(hello, told, lane.life) or lane.life
         lane.own_id = has_own_id(hello)
         lane.untimed = hello.headers.get(wire.UNTIMED) is True
+        lane.left = False
 
     def learn(self, producer: str) -> None:
         """Learn a life of a task from a saved event; its oldest lives are forgotten.
@@ -383,10 +384,13 @@ class StreamAdmission:
     def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
         time, idle = report.millis / 1000, report.headers.get(wire.IDLE) is True
         lanes, producer = self.lanes, report.producer
+        leaves = idle and not producer.startswith(wire.TASK)
         for partition, number in report.positions:
             lane = lanes.get((producer, partition))
             if lane is not None and lane.connection == connection:
-                lane.mark(Mark(number, time, idle))
+                lane.left = leaves
+                if not leaves or time > lane.reported:
+                    lane.mark(Mark(number, time, idle and not leaves))
 
     def ask(self, producer: str, connection: Hashable) -> None:
         """Take a producer's request for its verdicts."""

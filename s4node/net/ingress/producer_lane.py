@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
@@ -198,6 +199,7 @@ class ProducerLane:
         "gap_told",
         "gap_untold",
         "held",
+        "left",
         "life",
         "limit",
         "marks",
@@ -230,6 +232,7 @@ class ProducerLane:
         self.life = Life()  # the latest life that said hello
         self.own_id = False  # later lives of its producer use the same id
         self.untimed = False  # a task that reports no time
+        self.left = False  # its program leaves, and may return
         self.expected = start
         self.limit = start
         self._low = LowWatermark(start)
@@ -282,6 +285,12 @@ class ProducerLane:
             mark = mark._replace(number=max(mark.number, self.marks.pop().number))
         self.marks.append(mark)
         self.pass_marks()
+
+    @property
+    def reported(self) -> float:
+        """The time that the producer has reported last; -inf if none."""
+        last = self.marks[-1] if self.marks else self.passed
+        return -math.inf if last is None else last.time
 
     def pass_marks(self) -> None:
         """Pass on the times before which all events are done."""

@@ -34,11 +34,11 @@ from s4node.net.certificates.identity import Holder
 from s4node.net.transport.sp_messages import HANDSHAKE, SpMessages, framed
 
 _KEEPALIVE = (
-    (stdlib.TCP_KEEPIDLE, 30),  # seconds of silence
-    (stdlib.TCP_KEEPINTVL, 10),
+    (stdlib.TCP_KEEPIDLE, 5),  # seconds of silence
+    (stdlib.TCP_KEEPINTVL, 5),
     (stdlib.TCP_KEEPCNT, 3),
 )
-"""A peer whose host is gone is noticed after a minute."""
+"""A peer whose host is gone is noticed after 20 s, before it counts as idle by default."""
 
 _RECEIVES = 4
 """How often the kernel is asked for an envelope: for a megabyte, in half a millisecond. A peer that

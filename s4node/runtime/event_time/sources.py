@@ -3,6 +3,8 @@
 Rules
 - A source is a producer, or another task. It stays one while it is there or may return, and until
   its last events are done.
+- One that may return is away from when its connection is lost until it is back: nobody knows if it
+  has events. It is not away if it has said that it leaves.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ class SourceState(NamedTuple):
     """A source as its input knows it.
 
     ``returns``: it is waited for although it is not ``here``. ``waits``: its events wait.
-    ``blocked``: it cannot send. ``reports``: its events do not tell its time.
+    ``blocked``: it cannot send. ``reports``: its events do not tell its time. ``left``: it is not
+    ``here``, as it has said.
     """
 
     name: str
@@ -24,6 +27,7 @@ class SourceState(NamedTuple):
     waits: bool = False
     blocked: bool = False
     reports: bool = False
+    left: bool = False
 
 
 class Sources(Protocol):

@@ -5,6 +5,7 @@ Rules
   has left is a source until its events are done.
 - What a source reports matters at once if something of the task becomes ``due`` by it, or if it was
   not waited for; otherwise it is enough that the watermark follows soon.
+- The time in which a source is away is not idle time, until it has been away for an hour.
 - Events that a task has put for itself count when they are processed: what it puts on a stream is
   at a time once the events that waited then are done. It is idle only while the streams from which
   it is put are silent.
@@ -37,6 +38,9 @@ Saved: TypeAlias = "tuple[float | None, dict[str, float | None], list[str], dict
 
 _SAVED = 4  # parts of it
 
+_LONGEST_BREAK = 3600.0
+"""Seconds that a source may be away before it counts as idle."""
+
 
 class TimedStream:
     """The stream ``name``; its events tell their time by ``rule``.
@@ -62,6 +66,7 @@ class TimedStream:
         self._returning: set[str] = set()
         self._expected: set[str] = set()  # idle in an earlier run, and not back yet
         self._awaited = 0.0  # seconds in which these could have come
+        self._away: dict[str, float] = {}  # may return, and for how many seconds they are away
         self._marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
 
     def watch(self, sources: Sources) -> None:
@@ -147,6 +152,10 @@ class TimedStream:
         if self.sources is not None and quiet:
             states = self.sources.states(quiet)
             blocked |= {each.name for each in states if each.blocked or each.waits}
+            known = {each.name for each in states if each.here or each.left}
+            away = self._returning.intersection(quiet) - known
+            self._away = {name: self._away.get(name, 0.0) + seconds for name in away}
+            blocked |= {name for name, so_far in self._away.items() if so_far < _LONGEST_BREAK}
         self.watermarks.wait(seconds, blocked)
         if self._expected:
             self._awaited += seconds

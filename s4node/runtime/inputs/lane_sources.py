@@ -2,7 +2,8 @@
 
 Rules
 - A producer that is connected is there. One with an id of its own, and a task, may return. One that
-  has left is a source until its last events are done.
+  has left is a source until its last events are done. A program says that it leaves; a task does
+  not, as its next owner goes on. Its former lives have left once another one is there.
 - Another container of the app may forward events of producers. It is a source once it has sent one.
 - A producer cannot send while it has no credit, or while events of it wait here.
 - A task reports its time; its events do not tell it. Once it has, only its own word says that it is
@@ -16,6 +17,7 @@ from collections.abc import Collection, Hashable, Iterable
 
 from s4node.net.ingress.admission import MAX_WATCHED, StreamAdmission
 from s4node.net.ingress.producer_lane import ProducerLane, origin_of
+from s4node.net.ingress.producer_life import task_of
 from s4node.net.wire.frame import TASK
 from s4node.runtime.event_time.sources import SourceState
 
@@ -70,7 +72,16 @@ class LaneSources:
         names = self._lanes if among is None else [name for name in among if name in self._lanes]
         lanes = [*map(self._lanes.__getitem__, names), *self._ended.values()]
         self._ended.clear()
+        for lane in self._former(lanes):
+            lane.left = True
         return [_state_of(lane) for lane in lanes if not self._has_only_joined(lane)]
+
+    def _former(self, lanes: Iterable[ProducerLane]) -> list[ProducerLane]:
+        """The lanes of tasks that are not there, but have another life that is."""
+        away = [each for each in lanes if each.connection is None and task_of(each.producer)[0]]
+        known = self._lanes.values() if away else ()
+        here = {task_of(each.producer)[0] for each in known if each.connection is not None}
+        return [each for each in away if task_of(each.producer)[0] in here]
 
     def _has_only_joined(self, lane: ProducerLane) -> bool:
         forwards = lane.connection in self._forwarding and not lane.producer.startswith(TASK)
@@ -80,12 +91,14 @@ class LaneSources:
 def _state_of(lane: ProducerLane) -> SourceState:
     is_task = lane.producer.startswith(TASK)
     reports = is_task and not lane.untimed
-    has_reported = reports and lane.passed is not None and lane.connection is not None
+    connected = lane.connection is not None
+    has_reported = reports and lane.passed is not None and connected
     return SourceState(
         lane.origin,
-        here=lane.connection is not None and not lane.ended,
+        here=connected and not lane.ended,
         returns=(lane.own_id or is_task) and not lane.ended,
         waits=lane.safe < lane.expected,
         blocked=lane.limit <= lane.expected or has_reported,
         reports=reports,
+        left=lane.left and not connected,
     )

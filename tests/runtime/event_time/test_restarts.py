@@ -164,7 +164,7 @@ def test_an_idle_source_that_has_something_to_say_is_waited_for_after_a_kill(wha
 
 def test_of_programs_that_were_idle_only_those_that_are_connected_are_saved() -> None:
     kept = Kept()
-    gone = [SourceState(f"gone {n}", here=False, returns=True) for n in range(1000)]
+    gone = [SourceState(f"gone {n}", here=False, returns=True, left=True) for n in range(1000)]
     with AppTest(market(tumbling(60))) as test:
         times = times_of(test)
         times.watch("trades", Sources(SourceState("here", returns=True), *gone))

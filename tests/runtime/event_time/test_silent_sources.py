@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from harness import data_frame, limit_peers, raw_peer, running, until
 from test_watermarks_between_tasks import Auctions
 from test_windows import Bar, Candle, Trade, a, bars, market
@@ -19,8 +20,10 @@ from s4node.app.stream import OutputStream
 from s4node.app.windows import tumbling
 from s4node.events.schema import EventType
 from s4node.net.client.client import Client
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
 from s4node.runtime.event_time.sources import SourceState
+from s4node.testing import memory_network
 from s4node.testing.app_test import AppTest
 
 
@@ -398,6 +401,141 @@ def test_what_is_put_is_at_no_time_whose_windows_have_not_ended() -> None:
         times.windows_ended()
         assert times.puts.times["inner"] == 50  # the window until 60 has yet to be called
         assert times.next_due == -math.inf
+
+
+# --- sources that cannot be reached --------------------------------------------------------------
+
+
+class Program:
+    """A program with an id, on a host of its own."""
+
+    def __init__(self, test: AppTest[Any], name: str) -> None:
+        self._world = test._runtime.world
+        self._test = test
+        self._name = name
+        self._scope = trio.CancelScope()
+        self._leaves = trio.Event()
+        self._opened: list[ClientStream] = []
+        self._world.start_soon(self._live)
+        test.advance(seconds=1)
+
+    async def _live(self) -> None:
+        memory_network.host.set(self._name)
+        with self._scope:
+            async with Client("tcp://app:1", producer=self._name) as client:
+                self._opened.append(await client.stream("trades"))
+                await self._leaves.wait()
+
+    def send(self, *times: float) -> None:
+        """Send trades of these times."""
+        self._world.run(partial(self._opened[0].send_many, a(*times)))
+        self._test.advance(seconds=1)
+
+    def leave(self) -> None:
+        """Leave in order."""
+        self._world.call(self._leaves.set)
+
+    def kill(self) -> None:
+        """Leave without a word."""
+        self._world.call(self._world.network.cut, self._name)
+        self._world.call(self._scope.cancel)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["", "and the node is killed"])
+def test_a_program_that_the_network_cuts_off_is_waited_for(killed: bool) -> None:
+    with AppTest(market(tumbling(60))) as test:
+        world = test._runtime.world
+        slow, fast = Program(test, "slow"), Program(test, "fast")
+        slow.send(10)
+        fast.send(11)
+        test.advance(seconds=2)
+        world.call(world.network.cut, "slow")
+        if killed:
+            test.crash()
+        for second in range(100):
+            fast.send(100 + second)
+        assert bars(test) == []
+        world.network.heal("slow")
+        test.advance(seconds=10)
+        slow.send(12, 70)
+        assert bars(test) == [("a", 0, 3, 0)]
+        assert test.late(Candle) == 0
+
+
+def test_a_node_that_the_network_cuts_off_waits_for_all_its_programs() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        world = test._runtime.world
+        slow, fast = Program(test, "slow"), Program(test, "fast")
+        slow.send(10)
+        fast.send(200)
+        world.call(world.network.cut, "app")
+        test.advance(seconds=100)
+        world.network.heal("app")
+        test.advance(seconds=10)
+        slow.send(11, 70)
+        assert bars(test) == [("a", 0, 2, 0)]
+        assert test.late(Candle) == 0
+
+
+def test_a_program_that_has_left_in_order_and_may_return_is_waited_for_as_an_idle_one() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        slow, fast = Program(test, "slow"), Program(test, "fast")
+        slow.send(10)
+        slow.leave()
+        for _ in range(25):
+            fast.send(110)
+        assert bars(test) == []
+        for _ in range(10):
+            fast.send(110)
+        assert bars(test) == [("a", 0, 1, 0)]
+
+
+def test_a_program_that_was_killed_has_left_once_it_was_away_for_an_hour() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        slow, fast = Program(test, "slow"), Program(test, "fast")
+        slow.send(10)
+        fast.send(200)
+        slow.kill()
+        for _ in range(59):
+            test.advance(seconds=60)
+            fast.send(200)
+        assert bars(test) == []
+        for _ in range(3):
+            test.advance(seconds=60)
+            fast.send(200)
+        assert bars(test) == [("a", 0, 1, 0)]
+
+
+def test_a_task_of_another_container_that_cannot_be_reached_is_waited_for() -> None:
+    with AppTest(Auctions) as test:
+        times = times_of(test)
+        sources = Sources(SourceState("another task", returns=True, reports=True))
+        times.watch("best", sources)
+        times.reported("best", "another task", 50)
+        times.reported("bids", "one", 301)
+        times.step()
+        sources.found[0] = SourceState("another task", here=False, returns=True, reports=True)
+        for second in range(100):
+            times._clock = lambda second=second: float(second)
+            times.reported("bids", "one", 301)
+            times.step()
+        assert times._streams["best"].watermarks.value == 50
+
+
+@pytest.mark.parametrize("seconds", [100, 10_000])
+def test_a_pause_of_the_process_makes_no_program_silent(seconds: float) -> None:
+    with AppTest(market(tumbling(60))) as test:
+        world = test._runtime.world
+        slow, fast = Program(test, "slow"), Program(test, "fast")
+        slow.send(10)
+        fast.send(11)
+        for _ in range(3):
+            world.now += seconds  # nothing ran meanwhile
+            fast.send(200)
+        assert bars(test) == []
+        slow.send(12, 70)
+        assert bars(test) == [("a", 0, 3, 0)]
+        assert test.late(Candle) == 0
 
 
 def times_of(test: AppTest[Any]) -> Any:

@@ -56,6 +56,38 @@ def test_another_container_is_a_source_once_it_has_forwarded_an_event() -> None:
     assert sources.take_changes() == set()
 
 
+def test_a_former_life_of_a_task_has_left_once_another_one_is_there() -> None:
+    admission = admission_of(1)
+    sources = LaneSources(admission, 0)
+    greet(admission, f"{wire.TASK}cluster/app/one#1", 1)
+    greet(admission, f"{wire.TASK}cluster/app/other#1", 1)
+    sources.take_changes()
+    admission.gone(1, 1.0)
+    assert [each.left for each in sources.states()] == [False, False]
+    greet(admission, f"{wire.TASK}cluster/app/one#2", 2)
+    sources.take_changes()
+    assert [(each.here, each.left) for each in sources.states()] == [
+        (False, True),
+        (False, False),
+        (True, False),
+    ]
+
+
+def test_a_program_that_says_that_it_leaves_has_left_until_it_is_back() -> None:
+    admission = admission_of(1)
+    sources = LaneSources(admission, 0)
+    greet(admission, "a", 1)
+    report = wire.Watermark("clicks", "a", 0, ((0, 0),), {wire.IDLE: True})
+    admission.take_time(report, 1)
+    sources.take_changes()
+    assert [(each.here, each.left) for each in sources.states()] == [(True, False)]
+    admission.gone(1, 1.0)
+    assert [(each.here, each.left) for each in sources.states()] == [(False, True)]
+    greet(admission, "a", 2)
+    admission.gone(2, 2.0)
+    assert [(each.here, each.left) for each in sources.states()] == [(False, False)]
+
+
 def test_names_of_producers_are_noted_for_those_that_look_and_up_to_a_limit() -> None:
     admission = admission_of(2)
     unread, sources = LaneSources(admission, 0), LaneSources(admission, 1)
@@ -83,4 +115,5 @@ def admission_of(partitions: int) -> StreamAdmission:
 
 
 def greet(admission: StreamAdmission, producer: str, connection: int) -> None:
-    admission.hello(wire.Hello(producer, "1", "clicks"), connection, 0.0)
+    headers = {wire.FENCE: 1} if producer.startswith(wire.TASK) else {}
+    admission.hello(wire.Hello(producer, "1", "clicks", headers=headers), connection, 0.0)
