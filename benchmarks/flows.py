@@ -7,6 +7,8 @@ words.
 hops: the cost of one more stream hop: in a partition, between tasks, between nodes. Each figure is
 the difference between a chain of streams and no chain, per hop: total time, and CPU time of all
 processes. There is no limit to compare with; ``ratio`` is relative to the hop within a partition.
+Two rows, within a partition, too, have an event with a list. Each PE makes one, or has got it: then
+a copy is put.
 
 A member reports its address when it owns its partitions; when it is asked it reports its counts so
 far.
@@ -65,6 +67,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "within a partition": {"alternate": False, "nodes": 0, "partitions": 1},
     "between tasks of a process": {"alternate": True, "nodes": 0, "partitions": 2},
     "between nodes": {"alternate": True, "nodes": 2, "partitions": 2},
+    "with a list that is made": {"alternate": False, "nodes": 0, "partitions": 1, "lists": "made"},
+    "with a list, passed on": {"alternate": False, "nodes": 0, "partitions": 1, "lists": "passed"},
 }
 _BATONS = 2048
 _PATIENCE = 60.0
@@ -151,6 +155,7 @@ def chain(way: str, hops: int, events: int) -> Run:
     kind = WAYS[way]
     values = {**LOSSLESS, "s4.cluster.partitions": str(kind["partitions"])}
     task: dict[str, Any] = {"app": "hops", "hops": hops, "alternate": kind["alternate"]}
+    task["lists"] = kind.get("lists", "")
     with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder, ExitStack() as stack:
         if kind["nodes"]:
             task["folder"] = folder
@@ -230,6 +235,14 @@ class Baton(Event):
     there: str
 
 
+class Parcel(Event):
+    """As a baton, with a list."""
+
+    here: str
+    there: str
+    things: list[str]
+
+
 class Split(ProcessingElement):
     """Puts the words of a sentence on the stream of words."""
 
@@ -246,7 +259,7 @@ class Count(ProcessingElement):
 
     n: int = 0
 
-    def on_event(self, _: Word | Baton) -> None:
+    def on_event(self, _: Word | Baton | Parcel) -> None:
         self.n += 1
 
 
@@ -261,25 +274,39 @@ def word_count() -> App:
 
 
 class Relay(ProcessingElement):
-    """Passes a baton on."""
+    """Passes a baton, or a parcel, on."""
 
     onward: Stream
 
-    def on_event(self, baton: Baton) -> None:
-        self.onward.put(baton)
+    def on_event(self, event: Baton | Parcel) -> None:
+        self.onward.put(event)
 
 
-def hops(count: int, alternate: bool) -> App:
-    """A chain of ``count`` streams after the first; every other one is keyed by ``there``."""
+class Pack(ProcessingElement):
+    """Puts a parcel with a list of its own."""
+
+    onward: Stream
+
+    def on_event(self, event: Baton | Parcel) -> None:
+        self.onward.put(Parcel(event.here, event.there, [event.here, event.there]))
+
+
+def hops(count: int, alternate: bool, lists: str) -> App:
+    """A chain of ``count`` streams after the first; every other one is keyed by ``there``.
+
+    With ``lists`` that are "made" each PE makes an event with a list, or passes it on if "passed".
+    """
     app = App("hops")
     onward = None
     for number in range(count, -1, -1):
-        pe: Any = app.create_pe(Count if onward is None else Relay, name=f"pe{number}")
+        relay = Pack if lists == "made" or (lists and not number) else Relay
+        pe: Any = app.create_pe(Count if onward is None else relay, name=f"pe{number}")
         if onward is not None:
             pe.onward = onward
         key = "there" if alternate and number % 2 else "here"
         if number:
-            onward = app.create_stream(f"hop{number}", pe, key=key, types=Baton)
+            kind = Parcel if lists else Baton
+            onward = app.create_stream(f"hop{number}", pe, key=key, types=kind)
         else:
             app.create_input_stream("batons", pe, key=key, types=Baton)
     return app
@@ -301,7 +328,7 @@ def make(task: dict[str, Any]) -> App:
     """Make the app that a task names."""
     if task["app"] == "words":
         return word_count()
-    return hops(task["hops"], task["alternate"])
+    return hops(task["hops"], task["alternate"], task["lists"])
 
 
 # -- the roles -------------------------------------------------------------------------------------
