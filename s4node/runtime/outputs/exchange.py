@@ -244,7 +244,7 @@ class Exchange:
             app=self._app.name,
             former=former,
             ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
-            **outbox_options(self._app.streams[stream], self._config),
+            **outbox_options(self._app.streams[stream], self._config, saved=True),
         )
         headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
         headers = {**headers, **headers_of_time(task, self._app.streams[stream], outbox)}

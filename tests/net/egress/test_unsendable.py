@@ -290,16 +290,36 @@ async def test_a_value_that_is_not_of_its_field_s_type_cannot_be_sent() -> None:
             assert await clicks.flush() == []
             await until(lambda: totals.missed == 1)
             assert unsendable(node) == {("subscriber", "totals"): 1}
-    assert told(logs) == [
-        (
-            "totals",
-            "it cannot be sent: Total does not decode: Expected `int`, got `float` - at `$.n`",
-        )
-    ]
+    assert told(logs) == [("totals", MISFIT)]
+
+
+async def test_between_durable_tasks_a_value_that_is_not_of_its_field_s_type_cannot_be_sent(
+    tmp_path: Path,
+) -> None:
+    settings = {"s4.stream.clicks.grade": "durable", "s4.state.folder": str(tmp_path)}
+
+    def put(pe: Any, click: Click) -> None:
+        n = float(click.n) if click.bad else click.n
+        pe.totals.put(Total(click.user, n, friend=str(click.n)))  # type: ignore[arg-type]
+
+    app = OnePE(put, types=Click)
+    app.pe.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
+    with capture_logs() as logs:
+        async with running(app, settings, partitions=2) as node, Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(
+                [Click("joe", n, bad=bad) for n in range(20) for bad in (False, True)]
+            )
+            assert await clicks.flush() == []
+            await until(lambda: sum(map(len, seen(node).values())) == 20)
+            assert unsendable(node) == {("sender", "totals"): 20}
+    assert told(logs) == [("totals", MISFIT)]
 
 
 # -- set-up ---------------------------------------------------------------------------------------
 
+
+MISFIT = "it cannot be sent: Total does not decode: Expected `int`, got `float` - at `$.n`"
 
 LARGE = 2**64
 """What msgpack has no integer for."""
