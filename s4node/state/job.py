@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -183,6 +183,21 @@ def saved_state(
     shipment = None if depot is None else depot.task(place.name)
     with epochs.copied(place, shipment) as database:
         yield TaskState(database, crc32m)
+
+
+def current_states(
+    folder: Path, tasks: Sequence[str], depot: RemoteJob | None
+) -> tuple[Callable[[str], AbstractContextManager[TaskState | None]], set[str]]:
+    """What opens a copy of the state that the next owner of a task would start from, and those of
+    the ``tasks`` whose state is only in ``depot``, from where it is fetched."""
+    shipped = [] if depot is None else depot.tasks()
+    places = {task: task_folder(folder, task) for task in tasks}
+    there = {task for task, place in places.items() if place.name in shipped}
+
+    def opened(task: str) -> AbstractContextManager[TaskState | None]:
+        return saved_state(folder, task, depot if task in there else None)
+
+    return opened, {task for task in there if not epochs.epochs_of(places[task])}
 
 
 @contextmanager

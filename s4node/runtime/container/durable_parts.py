@@ -62,7 +62,7 @@ from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
 from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
-from s4node.state.job import elsewhere, identity_of, known_job, saved_state
+from s4node.state.job import current_states, elsewhere, identity_of, known_job
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
@@ -181,8 +181,10 @@ class DurableParts:
                 "Or deploy it under another name (--name), to begin without progress.",
             )
         hasher = hasher_named(self._config[settings.HASHER])
-        opened = partial(saved_state, folder)
-        await saved_sample.check(self._app, opened, model.tasks, hasher, check)
+        depot = depot_of(self._config, folder)
+        names = [task.name for task in model.tasks]
+        opened, fetched = await threads.run_sync(current_states, folder, names, depot)
+        await saved_sample.check(self._app, opened, model.tasks, hasher, check, fetched=fetched)
 
     async def check_savepoint(self, model: JobModel, check: StateCheck) -> None:
         """Raise StateError or CheckpointError if the app cannot go on from the savepoint in a

@@ -2,8 +2,8 @@
 
 Rules
 - The sample is read from copies, before anything is stopped; the tasks' owners go on meanwhile.
-- Only state on this host is read. State that is only at a URL, or cannot be copied, is checked by
-  the start.
+- State on this host is read. Of that which is only at a URL one task is fetched; others only if
+  their rows may decide. State that cannot be copied is checked by the start.
 - Before an app goes on from a savepoint, that is read in the same way. What the version before used
   has to be used (``state_use``).
 - Some rows of each PE and store are read, with keys from all over the task, and all class versions
@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -58,14 +58,18 @@ async def check(
     hasher: Hasher,
     agreed: StateCheck = AS_IS,
     savepoint: str = "",
+    fetched: Collection[str] = (),
 ) -> None:
     """Raise StateError if ``app`` cannot read a sample of the state of ``tasks``, or leaves more of
-    it unused than was ``agreed``. That of a ``savepoint`` of this name has to be read."""
+    it unused than was ``agreed``. That of a ``savepoint`` of this name has to be read; that of
+    tasks which are ``fetched`` only until one of them shows what the others have."""
     clock = trio.lowlevel.current_clock().current_time
-    for task in tasks:
+    for task in sorted(tasks, key=lambda each: each.name in fetched):
         elements = PeProcessor(app, task.index, clock) if app.prototypes else None
         look = partial(_look, app, opened, task.name, elements, hasher, agreed, savepoint)
-        await threads.run_sync(look)
+        settled = await threads.run_sync(look)
+        if settled and task.name in fetched:
+            return
 
 
 def check_unused(folder: Path) -> None:
@@ -88,8 +92,11 @@ def _look(
     hasher: Hasher,
     agreed: StateCheck,
     savepoint: str,
-) -> None:
-    """Read a sample of a task's state as of its last commit; called in a thread."""
+) -> bool:
+    """Read a sample of a task's state as of its last commit; called in a thread.
+
+    Returns True if the rows of no other task decide what is unused.
+    """
     with ExitStack() as copies:
         try:
             kept = copies.enter_context(opened(task))
@@ -97,15 +104,16 @@ def _look(
             if savepoint:
                 raise
             _tell_unread(app, task, error)
-            return
+            return False
         try:
             if kept is not None:
                 _read(app, elements, TaskState(kept.database, hasher))
-                check_use(app, kept, agreed, savepoint)
+                return not check_use(app, kept, agreed, savepoint)
         except StoreCorrupt as error:
             if savepoint:
                 raise
             _tell_unread(app, task, error)
+        return False
 
 
 def _tell_unread(app: App, task: str, error: Exception) -> None:

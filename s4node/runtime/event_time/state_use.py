@@ -45,19 +45,20 @@ def unused_in(state: TaskState) -> list[str]:
     return sorted(each for each in state.tables if each not in used and state.has_table_rows(each))
 
 
-def check_use(app: App, state: TaskState, check: StateCheck, savepoint: str) -> None:
+def check_use(app: App, state: TaskState, check: StateCheck, savepoint: str) -> bool:
     """Raise StateError if the app does not use what the version before it did, without consent.
 
-    That version is the one of a ``savepoint``, or the one that runs.
+    That version is the one of a ``savepoint``, or the one that runs. Returns True if it may be
+    refused for rows of another task.
     """
     use = state.meta(USE) or {"tables": state.tables, "keys": {}}
-    gone = [
+    unused = [
         each
-        for each in sorted(state.tables.keys() & set(use["tables"]) - _tables_of(app))
+        for each in sorted(set(use["tables"]) - _tables_of(app))
         if owner_of(each) not in check.unused
         if not each.endswith(IN_ORDER)  # which has a check of its own
-        if state.has_table_rows(each)
     ]
+    gone = [each for each in unused if each in state.tables and state.has_table_rows(each)]
     where = f"savepoint {savepoint!r}" if savepoint else "the app that runs"
     if gone:
         names = " ".join(f"--unused {each}" for each in sorted(set(map(owner_of, gone))))
@@ -77,6 +78,7 @@ def check_use(app: App, state: TaskState, check: StateCheck, savepoint: str) -> 
                 f"key, deploy it under another --name, or say that both give the same keys: "
                 f"s4 deploy --same-keys"
             )
+    return bool(unused)
 
 
 def owner_of(table: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,17 +59,27 @@ class Shop(App):
 class Lives:
     """Versions of an app that run one after the other on the same state."""
 
-    def __init__(self, system: MemorySystem, settings: dict[str, str]) -> None:
+    def __init__(self, system: MemorySystem, settings: dict[str, str], partitions: int = 1) -> None:
         self._system = system
-        self._settings = settings
-        self.config = Config.from_values({**settings, "s4.listener.address": "tcp://127.0.0.1:0"})
-        system.create("clicks", 1)
+        self._partitions = partitions
+        self.settings = settings
+        system.create("clicks", partitions)
+
+    @property
+    def config(self) -> Config:
+        return Config.from_values(
+            {
+                **self.settings,
+                "s4.listener.address": "tcp://127.0.0.1:0",
+                "s4.cluster.partitions": str(self._partitions),
+            }
+        )
 
     async def run(self, *pes: type[ProcessingElement]) -> None:
         """Run a version until it has processed one more event."""
         self._system.put("clicks", 0, Click("joe"))
         app = Shop(*pes)
-        async with running(app, self._settings):
+        async with running(app, self.settings, partitions=self._partitions):
             await until(lambda: len(app.seen) == len(pes))
 
     async def check(self, app: App, check: StateCheck = AS_IS) -> None:
@@ -158,3 +170,40 @@ async def test_a_stream_with_another_key_is_refused_unless_the_keys_are_the_same
     with pytest.raises(StateError, match=why):
         await lives.check(Shop(COUNT, **options))
     await lives.check(Shop(COUNT, **options), StateCheck(same_keys=True))
+
+
+async def test_state_that_is_only_at_a_url_is_checked_too(
+    tmp_path: Path, settings: dict[str, str], lives: Lives
+) -> None:
+    lives.settings |= {"s4.state.url": (tmp_path / "there").as_uri()}
+    await lives.run(COUNT, OLD)
+    shutil.rmtree(settings["s4.state.folder"])
+    with pytest.raises(StateError, match=r"no place for: pe Old; .* --unused Old$"):
+        await lives.check(Shop(COUNT))
+    with pytest.raises(StateError, match=r"s4 deploy --same-keys$"):
+        await lives.check(Shop(COUNT, OLD, key="text"))
+    await lives.check(Shop(COUNT), StateCheck(unused=("Old",)))
+    await lives.check(Shop(COUNT, OLD, key="text"), StateCheck(same_keys=True))
+
+
+async def test_a_version_is_checked_against_the_state_at_a_url_if_that_here_is_of_a_former_owner(
+    tmp_path: Path, lives: Lives
+) -> None:
+    lives.settings |= {"s4.state.url": (tmp_path / "there").as_uri()}
+    await lives.run(COUNT, OLD)
+    here = lives.settings["s4.state.folder"]
+    lives.settings |= {"s4.state.folder": str(tmp_path / "another")}
+    await lives.run(COUNT)
+    lives.settings |= {"s4.state.folder": here}
+    await lives.check(Shop(COUNT))
+
+
+async def test_of_state_that_is_only_at_a_url_tasks_are_fetched_until_one_has_the_rows(
+    tmp_path: Path, system: MemorySystem, settings: dict[str, str]
+) -> None:
+    settings |= {"s4.state.url": (tmp_path / "there").as_uri()}
+    lives = Lives(system, settings, partitions=4)
+    await lives.run(COUNT, OLD)  # of one key, in one task
+    shutil.rmtree(settings["s4.state.folder"])
+    with pytest.raises(StateError, match=r"no place for: pe Old"):
+        await lives.check(Shop(COUNT))
