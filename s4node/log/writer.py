@@ -41,7 +41,7 @@ from s4node.failpoints import passing
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.partition.partition_database import NotTaken
 from s4node.log.partition.partition_file import WAL_BYTES, PartitionFile, Standing
-from s4node.log.partition.retention import Keep, Steps, Work, admitted, next_step, tight
+from s4node.log.partition.retention import ClockSteps, Keep, Work, admitted, next_step, tight
 from s4node.logger import get_logger
 
 _log = get_logger("s4node.log")
@@ -126,7 +126,7 @@ class LogWriter:
         """Why appending waits; empty if it does not."""
         self._quota = quota
         self._clock, self._steady = clock or clocks.wall, clock or clocks.steady
-        self._w_steps = Steps(int(self._clock() * 1000), int(self._steady() * 1000))
+        self._w_steps = ClockSteps(int(self._clock() * 1000), int(self._steady() * 1000))
         self._token = trio.lowlevel.current_trio_token()
         self._wake = threading.Condition()
         self._ready: dict[Lane, None] = {}
@@ -376,7 +376,7 @@ class LogWriter:
         with self._wake:
             lanes = [lane for lane in self._lanes if lane.broken is None]
         now_ms = int(self._clock() * 1000)
-        self._w_steps.look(now_ms, int(self._steady() * 1000))
+        self._w_steps.note(now_ms, int(self._steady() * 1000))
         trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
         until = began + HOUSEKEEPING_SECONDS / 2
         freed = self._make_room(lanes, now_ms, until, bool(trouble), delivery)

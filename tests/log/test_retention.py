@@ -10,11 +10,11 @@ from s4node.log.partition.retention import (
     FIXED_BYTES,
     REST_MS,
     SLACK_BYTES,
+    ClockSteps,
     Held,
     Keep,
     Row,
     Step,
-    Steps,
     Work,
     admitted,
     cut,
@@ -50,22 +50,25 @@ SET = st.sampled_from([0, 7_200_000, -7_200_000, 60_000, -5_000])
 @given(st.lists(st.tuples(SET, st.integers(0, 3_000_000)), max_size=12))
 def test_nothing_is_deleted_early_however_the_clock_is_set(passing: list[tuple[int, int]]) -> None:
     keep, steady, set_by = Keep(ms=3_600_000), 0, NOW
-    steps, rows = Steps(set_by, 0), list[tuple[int, int]]()  # by the clock, and by the steady one
+    steps, rows = (
+        ClockSteps(set_by, 0),
+        list[tuple[int, int]](),
+    )  # by the clock, and by the steady one
     for by, passed in passing:
         set_by += by
         rows.append((max(steady + set_by, *(at for at, _ in rows), 0), steady))
         steady += passed
         now = steady + set_by
-        steps.look(now, steady)
+        steps.note(now, steady)
         assert all(steady - since > keep.ms for at, since in rows if at < now - steps.kept(keep).ms)
 
 
 def test_once_all_from_before_a_step_of_the_clock_is_gone_retention_is_as_it_was() -> None:
-    keep, steps = Keep(ms=1000), Steps(NOW, 0)
-    steps.look(NOW + 5000, 0)
+    keep, steps = Keep(ms=1000), ClockSteps(NOW, 0)
+    steps.note(NOW + 5000, 0)
     assert steps.kept(keep) == Keep(ms=6000)
     assert steps.kept(Keep(size=9)) == Keep(size=9)
-    steps.look(NOW + 6001, 1001)
+    steps.note(NOW + 6001, 1001)
     assert steps.kept(keep) == keep
 
 

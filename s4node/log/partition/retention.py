@@ -77,7 +77,7 @@ class Held(NamedTuple):
         return self.file + self.wal + FIXED_BYTES
 
 
-class Steps:
+class ClockSteps:
     """By how much the clock was set forward: nothing has aged by that."""
 
     def __init__(self, now_ms: int, steady_ms: int) -> None:
@@ -85,7 +85,7 @@ class Steps:
         self._forward_ms = self._passed_ms = 0
         self._set_at_ms = steady_ms
 
-    def look(self, now_ms: int, steady_ms: int) -> None:
+    def note(self, now_ms: int, steady_ms: int) -> None:
         """Note the time by the clock, and by the steady one, which nobody sets."""
         by = now_ms - steady_ms - self._began_ms
         self._began_ms += by
