@@ -516,7 +516,7 @@ async def test_a_savepoint_whose_session_is_lost_is_taken_in_another_one(it: Sho
             counter.process.send_signal(signal.SIGSTOP)  # so that no cut is made
             words = ("savepoint", "take", "counter", "--name", "one", *it.place)
             async with s4_process(*words, cwd=it.folder, ready=False) as command:
-                name = "s4 savepoint counter"
+                name = "s4 savepoint take counter"
                 await until(lambda: end_sessions(it.job / "coordination", name) == 1)
                 counter.process.send_signal(signal.SIGCONT)
                 assert await command.wait() == 0, command.errors
