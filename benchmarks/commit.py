@@ -45,11 +45,11 @@ from benchmarks.runner import (
 from s4node.app.app import App
 from s4node.events.keys import crc32m
 from s4node.net.client.client import Client
-from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.task import Task
 from s4node.state import epochs
 from s4node.state.browse import StateReader
+from s4node.state.job import folder_of
 from s4node.state.task_state import TaskState
 
 CHUNK = 2048

@@ -26,11 +26,11 @@ from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config.config import Config
 from s4node.deploy.savepoint import SavepointOf
 from s4node.offsets.task_claims import TaskClaims
-from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.folders import FolderSavepoints
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import opened_task
 from s4node.state.browse import StateReader
+from s4node.state.job import folder_of
 
 KINDS = (("zipf", 10_000, 20_000_000), ("uniform", 1_000_000, 6_000_000))
 QUICK = (("zipf", 1_000, 400_000), ("uniform", 10_000, 400_000))

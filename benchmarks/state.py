@@ -28,9 +28,9 @@ from benchmarks.runner import Result, answer, container_of, measured, middle, ru
 from benchmarks.workload import key_of
 from s4node.app.app import App
 from s4node.events.keys import KEY_GROUPS, crc32m
-from s4node.runtime.commit.committer import folder_of
 from s4node.state import epochs, key_encoding
 from s4node.state.database import Database
+from s4node.state.job import folder_of
 from s4node.state.rows import prefix
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec

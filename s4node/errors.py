@@ -190,11 +190,6 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
         self.position = position
 
 
-class EventKills(S4Error):  # noqa: N818
-    """The process died several times on an event. The event's stream does not skip such events, or
-    the process was killed by an unknown sender."""
-
-
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
     """The peer refused this connection for good; the message has its reason."""
 

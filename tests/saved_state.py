@@ -11,12 +11,11 @@ from urllib.parse import unquote
 from s4node.events.keys import crc32m
 from s4node.offsets.producer_offsets import Producer, SavedProducer
 from s4node.offsets.task_claims import TaskClaims
-from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
-from s4node.state.job import task_folder
+from s4node.state.job import folder_of, task_folder
 from s4node.state.task_state import TaskState
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from s4node import Event, SyncClient
 from s4node.errors import StateError
-from s4node.runtime.commit.committer import folder_of
 from s4node.spark.connection import ask
-from s4node.state.job import saved_state, task_of
+from s4node.state.job import folder_of, saved_state, task_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -26,7 +26,7 @@ ROOMS = [
     "version", "errors", "clocks", "threads", "tokens", "forks", "config", "log_throttle", "logger",
     "failpoints", "disk", "sqlite",
     "metrics",
-    "events", "exit_record", "store_spec", "app", "app.plan", "pes", "packaged", "stages",
+    "events", "store_spec", "app", "app.plan", "pes", "packaged", "stages",
     "offsets", "state", "state.standby", "savepoints",
     "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
@@ -74,7 +74,7 @@ PURE_MODULES = {
     "pes": "aggregates pairs",
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
-        "checkpoint cuts input_progress ordered_release producer_offsets receipts "
+        "checkpoint cuts deaths input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
     "state": "key_encoding remote_log rows",
@@ -102,9 +102,7 @@ PURE_MODULES = {
         "alignment held_streams put_times saved_times sources state_use task_times timed_stream "
         "window_state"
     ),
-    "runtime.task.poison": (
-        "dead_letter failed_hooks isolation poison_events suspects unsaveable_search"
-    ),
+    "runtime.task.poison": ("dead_letter failed_hooks isolation poison_events"),
     "runtime.task": (
         "actions backlog chooser failures gate in_flight pace pe_processor "
         "pe_state processor settings stream_task_processor task task_context timed_calls "

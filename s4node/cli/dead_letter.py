@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 import trio
 
+from s4node.cli import skip_event
 from s4node.cli.arguments import command, group, to_option
 from s4node.cli.job import app_argument, find_job, job_options
 from s4node.cli.output import counted, give, tell
@@ -177,6 +178,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         )
     for action in (listed, shown, replayed):
         job_options(action)
+    skip_event.arguments(actions)
 
 
 def list_(target: str, config: Config, *, every: bool, stream: str, as_json: bool) -> int:

@@ -54,12 +54,18 @@ from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import gate, runs
 from s4node.offsets.startpoint_fan_out import Place, Requests
 from s4node.offsets.task_claims import FILE
-from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state.job import Progress, identity_of, known_job, safe_name, saved_state
+from s4node.state.job import (
+    Progress,
+    folder_of,
+    identity_of,
+    known_job,
+    safe_name,
+    saved_state,
+)
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
 
@@ -69,7 +75,7 @@ _COORDINATION = settings.COORDINATION_FOLDER.name
 
 _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
 
-_FIX = "fix its permissions, or name another folder with -p s4.state.folder=FOLDER"
+FIX = "fix its permissions, or name another folder with -p s4.state.folder=FOLDER"
 
 
 def app_argument(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +134,7 @@ class Job:
     @contextmanager
     def kept(self, task: str) -> Iterator[TaskState | None]:
         """A task's state, read-only; raises StoreCorrupt if it is damaged."""
-        with looking(self.folder, _FIX), saved_state(self.folder, task, self.depot) as state:
+        with looking(self.folder, FIX), saved_state(self.folder, task, self.depot) as state:
             yield state
 
     def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:
@@ -332,8 +338,8 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
         config, unknown = _with_url(config)
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
-    with looking(home, _FIX):
-        known = {each.name for each in home.iterdir()} if is_folder(home, _FIX) else set()
+    with looking(home, FIX):
+        known = {each.name for each in home.iterdir()} if is_folder(home, FIX) else set()
     places = str(home)
     if shipped and (depot := depot_of(config, home / safe_name(target))) is not None:
         known.update(depot.apps())
@@ -385,8 +391,8 @@ def _job(
     depot: RemoteJob | None,
     app: App | None = None,
 ) -> Job:
-    with looking(folder, _FIX):
-        is_file(folder / FILE, _FIX)  # raises if that cannot be known
+    with looking(folder, FIX):
+        is_file(folder / FILE, FIX)  # raises if that cannot be known
         guard, tasks = known_job(folder, depot)
     return Job(name, folder, config, guard, tasks, read, depot, app)
 

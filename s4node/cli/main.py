@@ -121,7 +121,7 @@ COMMANDS = {
     ),
     "dead-letter": Command(
         "s4node.cli.dead_letter:arguments",
-        "show the events that an app could not process, and send them again",
+        "show the events that an app could not process, send them again, or skip them",
         "s4 dead-letter list clicks --config clicks.properties",
     ),
     "new-app": Command(

@@ -419,10 +419,10 @@ DEAD_LETTERS = Setting(
 )
 ON_ERROR = Pattern(
     _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
-    "What happens to an event on which a handler fails, or the process dies three times: "
-    "fail, the default, stops the container; skip skips the event; dead-letter also stores it in "
-    "task.dead.letter.stream. A skipped event leaves neither state nor output, because its task "
-    "rolls back to its last commit. So the tasks must have state.",
+    "What happens to an event on which a handler fails: fail, the default, stops the container; "
+    "skip skips the event; dead-letter also stores it in task.dead.letter.stream. A skipped event "
+    "leaves neither state nor output, because its task rolls back to its last commit. So the tasks "
+    "must have state.",
     "s4.stream.clicks.onError",
 )
 HELD_BACK = Pattern(

@@ -35,13 +35,12 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.startpoint_fan_out import Requests
 from s4node.offsets.task_claims import TaskClaims
-from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints import writer
 from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.database import Database
-from s4node.state.job import identity_of, known_job, safe_name, saved_state
+from s4node.state.job import folder_of, identity_of, known_job, safe_name, saved_state
 from s4node.state.remote_job import RemoteJob, depot_of
 
 TIMEOUT = 60.0

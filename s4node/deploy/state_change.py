@@ -31,11 +31,11 @@ from s4node.deploy.savepoint import SavepointOf, savepoint_of
 from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, check_senders
 from s4node.errors import CheckpointError, DeployFailed, JobRuns
 from s4node.offsets.job_lock import stopped
-from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.folders import told
 from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
+from s4node.state.job import folder_of
 from s4node.state.remote_job import RemoteJob, depot_of
 
 R = TypeVar("R")

@@ -83,6 +83,7 @@ def _status(container: Container, name: str) -> NodeStatus | None:
         return None
     app, cluster = container.app, container.config[settings.CLUSTER_NAME]
     ready = container.ready.is_set()
+    died, died_ms = container.died
     one = ContainerStatus(
         app=app.name,
         node=container.node,
@@ -91,6 +92,8 @@ def _status(container: Container, name: str) -> NodeStatus | None:
         pid=os.getpid(),
         address=container.address if ready else "",
         starts=1,
+        failure=died,
+        failed_ms=died_ms,
     )
     counted = [container.statistics()] if ready else []
     return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)

@@ -29,7 +29,6 @@ from typing import NoReturn
 
 import trio
 
-from s4node import exit_record
 from s4node.app.app import AdapterApp, App
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node import package, supervisor_protocol
@@ -172,7 +171,7 @@ class Line:
                 self._stop()
         self._stop()
         time.sleep(self._drain_seconds)
-        exit_record.exit_now(1)
+        os._exit(1)
 
     def _stop(self) -> None:
         with self._lock:
@@ -196,7 +195,6 @@ def main() -> NoReturn:
     begin = line.receive_begin()
     status = 0
     log_setup.print_whole_lines()
-    exit_record.assign(begin.exit_record, supervised=True)
     try:
         config = Config.from_values(begin.settings)
         log_setup.configure_from(config)
@@ -212,7 +210,7 @@ def main() -> NoReturn:
     with suppress(OSError):  # already reported, or a more serious error was
         sys.stdout.flush()
     sys.stderr.flush()
-    exit_record.exit_now(status)  # does not wait for threads of the app
+    os._exit(status)  # does not wait for threads of the app
 
 
 def failure(error: BaseException) -> supervisor_protocol.Failed:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import trio
 
-from s4node import exit_record
 from s4node.app.app import App
 from s4node.config import settings
 from s4node.config.config import Config
@@ -26,13 +25,10 @@ def serve(app: App, config: Config, on_ready: Callable[[Container], None], node:
     """Run ``app`` on the named node until a signal or a failure; returns the exit status."""
     log_setup.configure_from(config)
     log_setup.print_whole_lines()
-    exit_record.assign(exit_record.new_path(config[settings.STATE_FOLDER]), supervised=False)
     try:
         return trio.run(_serve, app, config, on_ready, node)
     except BaseException as error:
         return exit_status(error)
-    finally:
-        exit_record.end()
 
 
 async def _serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str) -> int:

@@ -22,8 +22,6 @@ from typing import Protocol
 
 import trio
 
-from s4node import exit_record
-
 _AT_ONCE_SECONDS = 1.0
 _SWITCH_SECONDS = 0.0005
 """Seconds for which a thread that computes, such as one that writes a commit, keeps Python's lock
@@ -103,7 +101,7 @@ def stop_on_signals(
         elif number == signal.SIGINT and not cut:
             cut = True
             token.run_sync_soon(scope.cancel)
-            _after(_AT_ONCE_SECONDS, exit_record.exit_now, 130)
+            _after(_AT_ONCE_SECONDS, os._exit, 130)
             _write(_CUT_SHORT)
 
     before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -140,7 +138,7 @@ def _end_if_stuck(token: trio.lowlevel.TrioToken) -> None:
             return
         if not alive.wait(_STUCK_SECONDS):
             _write(_STUCK)
-            exit_record.exit_now(130)
+            os._exit(130)
         time.sleep(_AT_ONCE_SECONDS)
 
 

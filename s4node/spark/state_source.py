@@ -40,7 +40,6 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import CheckpointError, ConfigError
 from s4node.events.keys import crc32m
-from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
@@ -49,7 +48,7 @@ from s4node.spark.shipped import Shipped
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
-from s4node.state.job import named_folder
+from s4node.state.job import folder_of, named_folder
 from s4node.state.remote_job import depot_of
 from s4node.state.task_state import TaskState
 

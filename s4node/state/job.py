@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from s4node import disk, tokens
 from s4node.config import kinds
+from s4node.config.paths import full_path
+from s4node.config.settings import STATE_FOLDER
 from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
@@ -71,6 +73,11 @@ def named_folder(folder: Path, name: str) -> Path:
             f"most {kinds.PART_BYTES} are allowed; choose a shorter name"
         )
     return folder / safe
+
+
+def folder_of(root: str, cluster: str, app: str) -> Path:
+    """The folder with the state of an app on a cluster; raises ConfigError for a bad name."""
+    return named_folder(named_folder(full_path(root, STATE_FOLDER.name), cluster), app)
 
 
 def task_of(name: str) -> str:

@@ -7,7 +7,7 @@ Rules
   slices between batches, group by group and in order: sorted rows are written ten times as fast. An
   instance that is about to be touched again is encoded first.
 - An instance that leaves the cache is encoded at once, and loaded again when its key comes back. If
-  it cannot be encoded, the changes are spoiled, and the task rolls back before anything else.
+  it cannot be encoded, the changes are spoiled, and the next commit, at once, raises the reason.
 - Handlers in threads touch instances at the same time. They only append to lists; here only the
   part of a list that was looked at is changed.
 - The instance of a singleton has no key; its row is in the task's own group.
@@ -173,7 +173,7 @@ class SavedInstances:
             try:
                 self._changes.put(self._row(key), self._codec.encode(instance))
             except NotSaveable as error:  # the event that caused it may be long past
-                self._changes.spoiled = error
+                self._changes.spoil(error)
             self._leaves(instance)
         elif self._changes.leaving:  # `find` does not see what a commit has encoded until written
             self._commit(instance)
@@ -236,7 +236,7 @@ class SavedInstances:
         try:
             self._changes.add(self._row(instance.key), self._codec.encode(instance))
         except NotSaveable as error:
-            self._changes.spoiled = error
+            self._changes.spoil(error)
 
     def _assign(self, instance: Any) -> None:
         """Note in an instance where it is saved, and in which list it is when it is touched."""
@@ -283,7 +283,7 @@ class SavedWindowInstances(SavedInstances):
         try:
             self._changes.add(instance._row, self._codec.encode(instance))
         except NotSaveable as error:
-            self._changes.spoiled = error
+            self._changes.spoil(error)
 
     def _assign(self, instance: Any) -> None:
         row = instance._row = self._row_at(instance)

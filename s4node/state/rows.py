@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -95,10 +96,15 @@ class Changes:
         self.leaving = False  # True while a commit is under way
         self.dropped: list[Any] = []
         self.bytes = 0
-        self.spoiled: NotSaveable | None = None  # a change cannot be saved: commits are impossible
+        self.spoiled: NotSaveable | None = None
 
     def __len__(self) -> int:
         return len(self._dirty)
+
+    def spoil(self, error: NotSaveable) -> None:
+        """Note that a change cannot be saved: a commit is due at once, and raises ``error``."""
+        self.spoiled = error
+        self.bytes = sys.maxsize
 
     def put(self, row: bytes, value: bytes | None) -> None:
         self._dirty[row] = value

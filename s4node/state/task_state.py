@@ -254,7 +254,9 @@ class TaskState:
     @property
     def changed(self) -> bool:
         """Return True if a commit would write more than positions."""
-        return bool(self.changes) or any(each.touched for each in self.instances.values())
+        changes = self.changes
+        touched = any(each.touched for each in self.instances.values())
+        return bool(changes) or changes.spoiled is not None or touched
 
     def begin_commit(
         self,

@@ -297,7 +297,7 @@ CONFIGURED = [
     *("run", "node", "deploy", "undeploy", "status", "top", "graph"),
     *("startpoint set", "startpoint show", "startpoint delete"),
     *("state get", "state scan", "state tasks", "state reset", "savepoint take"),
-    *("dead-letter list", "dead-letter show", "dead-letter replay"),
+    *("dead-letter list", "dead-letter show", "dead-letter replay", "dead-letter skip"),
     *("config show", "config check"),
 ]
 

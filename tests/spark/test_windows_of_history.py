@@ -24,14 +24,13 @@ from s4node.config.config import Config
 from s4node.deploy.savepoint_restore import SavepointRestore
 from s4node.events.keys import KEY_GROUPS, crc32m
 from s4node.events.schema import EventType
-from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
 from s4node.spark.history.event_times import AT, event_times, with_time
 from s4node.spark.history.replay import AppSource
 from s4node.spark.history.savepoint import write_savepoint
-from s4node.state.job import saved_state
+from s4node.state.job import folder_of, saved_state
 from s4node.testing import AppTest
 from tests.spark.windowed_app import LATENESS, Answer, Reading, Windowed
 

@@ -6,8 +6,9 @@ packaged app. ``redirector`` tells programs outside the cluster which containers
 those who may ask, how the node is (``node_status``). ``running`` lists this user's nodes and single
 apps on this machine.
 
-It may touch ``cluster.coordination``, ``log``, ``net.ingress``, ``net.wire``, ``events``,
-``config``, ``metrics``, ``logger`` and ``errors``, and the world: processes, sockets and files.
+It may touch ``cluster.coordination``, ``log``, ``net.ingress``, ``net.wire``, ``state``,
+``offsets``, ``events``, ``config``, ``metrics``, ``logger`` and ``errors``, and the world:
+processes, sockets and files.
 ``container_status``, ``restart_policy`` and ``supervisor_protocol`` are pure.
 
 Begin with ``node``: it follows the registry. Then read ``restart_policy``, which is a table.

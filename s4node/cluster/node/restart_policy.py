@@ -123,8 +123,6 @@ class Restarts:
         """The number of failures in a row."""
         self.reason = ""
         """Why it was killed the last time; empty if it was not."""
-        self.missed_pulse = False
-        """True if it was killed for a missing pulse."""
         self.next_at: float | None = now
         """When to look again at the latest; None if only an exit can change anything."""
         self._stop_wanted = False
@@ -158,7 +156,6 @@ class Restarts:
             f"a handler blocks its loop",
             Phase.STOPPING: f"had not drained within {self.limits.drain:g} s",
         }[self.phase]
-        self.missed_pulse = self.phase is Phase.RUNNING
         self._go(Seen.LATE)
         self.next_at = None
         return Action.KILL

@@ -29,7 +29,6 @@ from pathlib import Path
 import msgspec
 import trio
 
-from s4node import exit_record
 from s4node.cluster.node import supervisor_protocol
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.node_status import NodeStatus
@@ -44,11 +43,13 @@ from s4node.cluster.node.restart_policy import (
 )
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ContainerFailed, CoordinationError
+from s4node.errors import ConfigError, ContainerFailed, CoordinationError
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.metrics.table import Sample
+from s4node.offsets.death_files import event_of
+from s4node.state.job import folder_of
 
 log = get_logger("s4node.cluster")
 
@@ -101,6 +102,7 @@ class ContainerProcess:
         self._on_change = on_change
         self._end_session = end_session
         self._session = ""  # the key of its session
+        self._died_while = ""
         self._process: trio.Process | None = None
         self._line: trio.SocketStream | None = None
         self._saying = trio.Lock()
@@ -184,9 +186,7 @@ class ContainerProcess:
     async def _live(self) -> None:
         """Run one process from its start to its end."""
         self.failure = None
-        folder = Config.from_values(self.begin.settings)[settings.STATE_FOLDER]
-        record = exit_record.new_path(folder)
-        self.begin = msgspec.structs.replace(self.begin, exit_record=record)
+        self._died_while = ""
         try:
             near, process = await self._open()
         except OSError as error:  # too many processes or files, or Python itself is gone
@@ -203,7 +203,8 @@ class ContainerProcess:
                     nursery.start_soon(self._listen, line, heard_all)
                     await self._say(self.begin)
                     await _wait_gone(process)
-                    exit_record.write(record, self._end_of(process.returncode))
+                    if process.returncode:  # before others take its tasks over
+                        self._died_while = self._find_event(process.pid)
                     await self._leave_cluster()
                     with trio.move_on_after(_READ_ON_SECONDS):
                         await heard_all.wait()
@@ -299,12 +300,14 @@ class ContainerProcess:
                 self._life.stop(now)
         self._nudge()
 
-    def _end_of(self, status: int | None) -> str:
-        """The reason of its end, for its exit record."""
-        if status != -signal.SIGKILL:
-            return _ending(status)
-        killed = self._life.phase is Phase.KILLED and self._life.missed_pulse
-        return self._life.reason if killed else exit_record.SIGKILL
+    def _find_event(self, pid: int) -> str:
+        """The event at which a careful process has died, in words; empty if there is none."""
+        config, app = Config.from_values(self.begin.settings), self.begin.app
+        with suppress(ConfigError, OSError):
+            folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
+            if (at := event_of(folder, pid)) is not None:
+                return f" while {at.advice(app)}"
+        return ""
 
     def _exited(self, status: int | None) -> None:
         asked = self._life.phase is Phase.STOPPING
@@ -315,7 +318,8 @@ class ContainerProcess:
         self._life.exited(now)
         if not asked or status:
             if self.failure is None:
-                self.failure = supervisor_protocol.Failed(killed or _ending(status), silent=True)
+                why = (killed or _ending(status)) + self._died_while
+                self.failure = supervisor_protocol.Failed(why, silent=True)
             self.ended_because = self.failure.error
             self._failed_ms = int(time.time() * 1000)
             if not self.begin.hold:  # the client that waits for a held process is told

@@ -53,8 +53,7 @@ class Begin(Message, tag="begin", frozen=True):
     ``digest``, and the ``folder`` to unpack it to). ``app`` is its name, or empty if the app's code
     says it. ``member`` is the container's name, unique in its cluster; with ``coordination`` (a
     place) it shares the app's partitions with ``expected`` members. ``redirector`` is the address
-    for outside programs, and ``log`` that of the supervisor's log, or empty. ``exit_record`` is the
-    file that will say how the process ended.
+    for outside programs, and ``log`` that of the supervisor's log, or empty.
     """
 
     app: str
@@ -69,7 +68,6 @@ class Begin(Message, tag="begin", frozen=True):
     coordination: str = ""
     redirector: str = ""
     log: str = ""
-    exit_record: str = ""
     expected: int = 1
     adapter: bool = False
     hold: bool = False

@@ -2,7 +2,8 @@
 
 ``committer`` writes a task's state, offsets and outgoing frames together. ``producers`` adds the
 numbers of producers to durable streams. ``recovery`` rolls a task back after a failure;
-``dead_letter_queue`` keeps events that cannot be processed.
+``dead_letter_queue`` keeps events that cannot be processed. ``careful_mode`` has events processed
+one at a time after deaths.
 
 It may touch ``runtime.outputs``, ``runtime.task``, ``runtime.task.poison``, ``net.ingress``,
 ``net.wire``, ``state``, ``offsets``, ``app``, ``events``, ``config``, ``failpoints``, ``logger``

@@ -20,8 +20,6 @@ from pathlib import Path
 import msgspec
 import trio
 
-from s4node.config.paths import full_path
-from s4node.config.settings import STATE_FOLDER
 from s4node.errors import CheckpointError, NotSaveable, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
@@ -31,10 +29,10 @@ from s4node.offsets.task_claims import TaskClaims
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
+from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.savepoints.replacement import check_complete
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state.job import named_folder
 from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
@@ -210,18 +208,14 @@ class Committer:
         self._nursery.start_soon(self._run, commits, what)
 
     async def _run(self, commits: TaskCommits, what: TaskProgress) -> None:
-        written, spoiled = False, None
         try:
             written = await commits.save(what)
-        except NotSaveable as error:
-            spoiled = error
-        if spoiled is not None:
-            if self._finishing or commits.leaving:  # no time to search for the cause
-                raise spoiled
+        except NotSaveable:
+            if commits.task.gate.phase is not Phase.FAILED:  # else that state is discarded
+                raise
             commits.writing = False
             commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
             self._quiet.unpark_all()
-            self._loop.carry_out(commits.task, commits.task.failures.spoiled(spoiled))
             return
         if written:
             await commits.tell(what)
@@ -313,8 +307,3 @@ class Committer:
 
 async def _report_to_nobody(number: int, report: CutReport) -> None:
     """Nobody has asked."""
-
-
-def folder_of(root: str, cluster: str, app: str) -> Path:
-    """The folder with the state of an app on a cluster; raises ConfigError for a bad name."""
-    return named_folder(named_folder(full_path(root, STATE_FOLDER.name), cluster), app)

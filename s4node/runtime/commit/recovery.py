@@ -6,10 +6,9 @@ Rules
   a database, and all their inputs can be replayed.
 - A task that has failed is discarded with everything uncommitted. A new task replaces it, restored
   from the last commit, and skips the poison event. Other tasks go on meanwhile.
-- An event that has killed the process three times is a poison event, too. Tasks with suspects take
-  turns, so that a death names the event.
-- The first failure of a stream is logged, the others are counted. Each event that kills is logged
-  once, however often its task comes to it again.
+- An event that ``s4 dead-letter skip`` names, because the process has died at it, is skipped
+  whatever the stream says. It is logged once, however often its task comes to it again.
+- The first failure of a stream is logged, the others are counted.
 - A call of ``on_window`` or ``on_timer`` that fails is left out like an event. Of the streams that
   lead to its PE, the strictest one decides: ``fail``, else ``dead-letter``, else ``skip``.
 - If tasks can be rolled back, the end of the inputs waits until everything before it is committed,
@@ -26,17 +25,18 @@ from s4node.app.app import App
 from s4node.app.stream import OutputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, EventKills, NotSaveable, ProcessingError
+from s4node.errors import ConfigError, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.logger import get_logger
+from s4node.offsets.death_files import DeathFiles
+from s4node.runtime.commit.careful_mode import CarefulMode
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.failed_hooks import MOST, FailedCall, HookCall, LeftOutCall
 from s4node.runtime.task.poison.poison_events import (
-    KILLED,
-    KILLS,
+    DIED,
     LeftOut,
     Place,
     fault_of,
@@ -64,11 +64,9 @@ class Recovery:
         self.counts: Counter[str] = Counter()
         self._app = app
         self._failing: set[str] = set()  # streams whose first failure was logged
-        self._killers: set[tuple[int, Place]] = set()  # by task; each was logged
-        self._turn: Task | None = None
-        self._waiting: set[int] = set()
+        self._skipped: set[tuple[int, Place]] = set()  # on request, by task; each was logged
         self._dead_letter_queue = dead_letters
-        self._loop = loop
+        self.careful = CarefulMode(app.name, loop)
         self._committer = committer
         self._said = config.matching(settings.ON_ERROR)
         stream = app.streams.get(config[settings.DEAD_LETTERS])
@@ -158,16 +156,15 @@ class Recovery:
         else:
             self._dead_letter_queue.send_skipped(task, left.place, left.dead_letter)
 
-    def searches(self, task: Task, error: NotSaveable) -> None:
-        """Log that the task rolls back to find the event that caused this error."""
-        log.warning(
-            "a task has state that cannot be saved; it rolls back to its last commit and "
-            "searches for the event that caused it",
-            task=task.name,
-            pe=error.pe,
-            key=error.key,
-            error=str(error.__cause__),
-        )
+    def skip_named(self, task: Task, files: DeathFiles) -> None:
+        """Skip the events that ``s4 dead-letter skip`` has named."""
+        assert task.failures.isolation is not None
+        for one in files.skipped:
+            task.failures.isolation.poison_events.add(Place(one.origin, one.number), DIED)
+
+    def covered(self, task: Task, own: Sequence[Place]) -> None:
+        """Note that a commit covers these events of the task's own, which it has skipped."""
+        self.careful.files[task.partition].drop_skipped(own)
 
     def before_end(self, task: Task) -> Op:
         if not self.undoes or not self._committer.changed(task):
@@ -178,10 +175,16 @@ class Recovery:
         for one in found:
             place, _, stream, reason, dead_letter = one
             said = self.said(stream)
-            if reason == KILLED.reason:
-                self._killed(task, place, stream)
-            if reason == KILLS.reason:
-                self._kills(task, place, stream, said)
+            if reason == DIED.reason and (task.partition, place) not in self._skipped:
+                self._skipped.add((task.partition, place))
+                self.counts[stream] += 1
+                log.warning(
+                    "an event at which the process has died is skipped, as requested",
+                    task=task.name,
+                    stream=stream,
+                    at=str(place),
+                    on_error=said,
+                )
             if said != DEAD_LETTER:
                 continue
             if self._dead_letters is not None:
@@ -192,53 +195,6 @@ class Recovery:
                 task.failures.isolation.tell(batch, one, self._dead_letters)
             else:
                 self._dead_letter_queue.send_skipped(task, place, dead_letter)
-
-    def _killed(self, task: Task, place: Place, stream: str) -> None:
-        """Raise EventKills for an event at which unknown senders killed the process."""
-        assert task.failures.isolation is not None
-        raise EventKills(
-            f"stream {stream!r}: {KILLED.reason} ({place}). The sender of the SIGKILLs is unknown, "
-            f"so the event is not skipped, whatever s4.stream.{stream}.onError says. "
-            f"The container stops here at every start. Find out what kills the process; then stop "
-            f"the job, delete {task.failures.isolation.suspects_files}, and start it again"
-        )
-
-    def _kills(self, task: Task, place: Place, stream: str, said: str) -> None:
-        """Log and count an event that kills the process, once; raises EventKills for ``fail``."""
-        why = f"{KILLS.reason} ({place})"
-        if said == FAIL:
-            raise EventKills(
-                f"{why}. The container stops here at every start, even with a fixed handler; set "
-                f"s4.stream.{stream}.onError = skip to skip the event, or dead-letter to store it "
-                f"in task.dead.letter.stream and send it again from there"
-            )
-        if (task.partition, place) not in self._killers:
-            self._killers.add((task.partition, place))
-            log.error(
-                "an event that kills the process is skipped",
-                stream=stream,
-                at=str(place),
-                on_error=said,
-            )
-            self.counts[stream] += 1
-
-    def may(self, task: Task) -> bool:
-        """Return True if a task with suspects may process an event now: one task at a time."""
-        if self._turn in (None, task):
-            return True
-        self._waiting.add(task.partition)
-        return False
-
-    def turns(self, task: Task, *, begins: bool) -> None:
-        """Note that a task with suspects begins to process, or has ended, or has none any more."""
-        if begins:
-            self._turn = task
-            return
-        if self._turn is task:
-            self._turn = None
-        waiting, self._waiting = self._waiting, set()
-        for partition in waiting:
-            self._loop.wake_partition(partition)
 
 
 def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:

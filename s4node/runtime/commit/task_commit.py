@@ -40,7 +40,6 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
 from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
 from s4node.runtime.outputs.exchange import Exchange
-from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 from s4node.runtime.task.task import Task
 from s4node.savepoints.place import SavepointPlace
 from s4node.state.checkpoint_policy import CheckpointRetention
@@ -157,7 +156,6 @@ class TaskCommits:
         "spent",
         "state",
         "task",
-        "under_way",
         "writing",
     )
 
@@ -173,7 +171,6 @@ class TaskCommits:
         self.claim = claim
         self.state = state
         self.keeping = keeping
-        self.under_way: InFlightJournal | None = None
         self.checkpoint = checkpoint_of(state)
         self._epochs = dict(self.checkpoint.epochs)
         self.writing = False  # a commit runs
@@ -190,9 +187,6 @@ class TaskCommits:
 
     def close(self) -> None:
         """Close the task's files; uncommitted changes are lost."""
-        if self.under_way is not None:
-            assert self.task.failures.isolation is not None
-            self.under_way.close(self.task.failures.isolation.suspects)
         try:
             self.state.close()
         except (StateError, StoreCorrupt) as error:  # the next owner has removed older files

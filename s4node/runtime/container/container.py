@@ -157,6 +157,13 @@ class Container:
         """The metrics that the app's author has defined."""
         return self.accounts.own_metrics()
 
+    @property
+    def died(self) -> tuple[str, int]:
+        """At which event the process before this one has died, and when (Unix time, ms)."""
+        if self.replay is None or self._drain is None:
+            return "", 0
+        return self.replay.recovery.careful.died
+
     def stop(self) -> None:
         """Begin an orderly stop; ``run`` returns once it is done."""
         self._stopping.set()

@@ -38,7 +38,7 @@ from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.commit.committer import Committer, folder_of
+from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
@@ -62,7 +62,7 @@ from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
 from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
-from s4node.state.job import current_states, elsewhere, identity_of, known_job
+from s4node.state.job import current_states, elsewhere, folder_of, identity_of, known_job
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
@@ -303,6 +303,7 @@ class DurableParts:
 
     def close(self) -> None:
         """Close all files, once nothing runs."""
+        self.recovery.careful.close()
         self.committer.close()
 
     async def start(self, nursery: trio.Nursery, enrolment: Enrolment | None) -> None:
@@ -401,9 +402,8 @@ class DurableParts:
 
     def statistics(self) -> ReplayStatistics:
         """Counts since the start."""
-        names = {task.index: task.name for task in self._model.tasks}
         return ReplayStatistics(
-            tuple(self.consumers.statistics(names)),
+            tuple(self.consumers.statistics({one.index: one.name for one in self._model.tasks})),
             self.committer.commits,
             self.committer.failures,
             dict(self.dead_letters.counts),

@@ -319,6 +319,7 @@ class Ownership:
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
         self._replay.cuts.remove(partition)
+        self._replay.recovery.careful.remove(partition)
         log.info(
             "handing a partition over",
             app=self._app.name,

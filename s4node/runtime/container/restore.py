@@ -2,9 +2,9 @@
 
 Rules
 - A task is restored before it starts, in this order: the claim to write it; its database, and a
-  check that no commit is missing; its producers' numbers, and the events in flight when its owner
-  died; its state, and the events that it had put for others; the offsets of its inputs. The inputs
-  are read after the start, so that the task may say where to begin.
+  check that no commit is missing; its producers' numbers, and the deaths of its owners; its state,
+  and the events that it had put for others; the offsets of its inputs. The inputs are read after
+  the start, so that the task may say where to begin.
 - While the URL does not answer, the claim is made again and again, as commits are, for as long.
 - A member that has followed a task goes on from its standby, with what the log has after it.
 - Tasks are restored together, because most of the time goes to waiting for disks.
@@ -33,7 +33,10 @@ from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.net.ingress.producer_lane import origin_of
+from s4node.offsets import death_files
 from s4node.offsets.checkpoint import Checkpoint
+from s4node.offsets.death_files import DeathFiles
+from s4node.offsets.deaths import WELL_PAST_SECONDS
 from s4node.offsets.startpoint import Startpoint
 from s4node.offsets.startpoint_fan_out import Request, id_of_start, ids_of_start
 from s4node.offsets.system import SystemStreamPartition
@@ -49,7 +52,6 @@ from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import Gained, SystemConsumers
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.gate import Phase
-from s4node.runtime.task.poison import in_flight_journal
 from s4node.runtime.task.task import Task
 from s4node.state import epochs, task_state
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
@@ -160,7 +162,7 @@ class Restore:
         passing("claim.whole")
         await in_thread(epochs.unmark, folder / STANDBY)  # it counts no more
 
-        # its producers' numbers, and the events in flight when its owner died
+        # its producers' numbers, and the deaths of its owners
         producers = state.producers()
         self._context.producers.restore(task.partition, producers, state.closings())
         positions = state.positions() | {
@@ -168,10 +170,11 @@ class Restore:
             for (stream, producer), row in producers.items()
         }
         await in_thread(keeping.sweep)
-        under_way = await in_thread(in_flight_journal.enter, folder, claim.fence, positions)
-        commits.under_way = under_way
-        assert task.failures.isolation is not None
-        task.failures.isolation.watch(under_way)
+        files = await in_thread(death_files.enter, folder, claim.fence, positions)
+        self._recovery.careful.add(task, files)
+        self._recovery.skip_named(task, files)
+        if files.deaths.count:
+            self._nursery.start_soon(self._well_past_in_time, task.partition, files)
 
         # its state, and the events that it had put for others
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
@@ -279,6 +282,11 @@ class Restore:
             await self._check_wishes(each.task, each.ssps)
         self._consumers.assign(gained, _wishes)
 
+    async def _well_past_in_time(self, partition: int, files: DeathFiles) -> None:
+        """Note after a time that a task is well past where it began; a quiet one may stay there."""
+        await trio.sleep(WELL_PAST_SECONDS)
+        self._recovery.careful.well_past(partition, files)
+
     async def _sweep(self, partition: int) -> None:
         """Remove what a started task needs no more: former epochs, and its standby."""
         folder = task_folder(self._folder, self._model.tasks[partition].name)
@@ -307,6 +315,7 @@ class Restore:
         new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
         new.failures.isolate(self._recovery)
         new.succeed(old)
+        self._recovery.careful.replaced(new)
         commits.roll_back(new)
         new.attach_state(commits.state, task_state.CHANGES_BYTES)
         new.processor.restore(sys.maxsize)  # at once: no frame may arrive until all have gone back

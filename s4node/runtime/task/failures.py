@@ -4,8 +4,7 @@ Rules
 - A task that rolls back begins nothing more, and discards the results of events in flight. When
   they have ended, a new task replaces it.
 - The new task commits after 1, 2, 4 ... events, so that a second failure replays little.
-- State that cannot be saved is a failure too. The event that caused it is unknown, so all events
-  since the last commit are replayed and checked one by one.
+- State that cannot be saved stops the app: the commit finds it long after its event.
 - A commit waits until the dead letters of skipped events are stored.
 - If the task cannot roll back, a failure stops the app.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from s4node.errors import EventTimeout, NotSaveable, ProcessingError
+from s4node.errors import EventTimeout, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.runtime.task.actions import NONE, Actions, Replace
 from s4node.runtime.task.backlog import Backlog
@@ -37,10 +36,6 @@ class Recovery(IsolationPolicy[T_contra], Protocol[T_contra]):
 
     def takes(self, task: T_contra, error: ProcessingError, /) -> bool:
         """Return True if the task rolls back for this failure; otherwise it stops the app."""
-        ...
-
-    def searches(self, task: T_contra, error: NotSaveable, /) -> None:
-        """Roll the task back to find the event that caused this error."""
         ...
 
     def before_end(self, task: T_contra, /) -> Op:
@@ -118,8 +113,8 @@ class Failures(Generic[T]):
         """End a step whose result is discarded."""
         if op is Op.PROCESS:
             assert self.isolation is not None
-            assert self._backlog.at_hand is not None
-            self.isolation.events_ended(self._backlog.at_hand, 0)
+            if self.isolation.careful is not None:
+                self.isolation.careful.event_ended()
         self._gate.end_step(op)
         return self.step_ended()
 
@@ -131,43 +126,3 @@ class Failures(Generic[T]):
         if self._gate.phase is not Phase.FAILED:
             self._gate.enter(Phase.FAILED)
         self._backlog.closed = True
-
-    # -- unsaveable state --------------------------------------------------------------------
-
-    def left_by(self, batch: EventBatch, index: int) -> ProcessingError | None:
-        """The failure of an event that left unsaveable state; None if unknown or it did not."""
-        isolation = self.isolation
-        if isolation is None or not isolation.examination.looks:
-            return None
-        try:
-            self._processor.check_saveable(batch.stream, batch.events[index])
-        except NotSaveable as error:
-            place = batch.position(index)
-            failure = ProcessingError(self._app, error.pe, error.key, place, error)
-            failure.at = batch, index
-            isolation.examination.found()
-            return failure
-        return None
-
-    def check_changes(self) -> Actions:
-        """Roll back if unsaveable state has left memory, before it is read again."""
-        if self.changes is not None and self.changes.spoiled is not None:
-            return self.spoiled(self.changes.spoiled, of_commit=False)
-        return NONE
-
-    def spoiled(self, error: NotSaveable, *, of_commit: bool = True) -> Actions:
-        """Roll back because state of the last commit, or of the time since, cannot be saved.
-
-        The events are replayed and checked one by one until the cause is found. Raises ``error``
-        if it stops the app.
-        """
-        if self._gate.phase is Phase.FAILED:  # it rolls back already
-            return NONE
-        recovery, isolation = self._recovery, self.isolation
-        if recovery is None or isolation is None or not recovery.undoes:
-            raise error
-        if not isolation.examination.begins(of_commit=of_commit):
-            raise error
-        recovery.searches(self._task, error)
-        self._halt()
-        return self.step_ended()

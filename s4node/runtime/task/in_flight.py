@@ -27,6 +27,7 @@ from s4node.runtime.task.actions import NONE, Action, Actions, Ask, HandOn
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.failures import Failures
 from s4node.runtime.task.gate import Gate, Op, Phase
+from s4node.runtime.task.poison.isolation import Careful
 from s4node.runtime.task.processor import InFlightEvent, Load, Mode, Processor
 from s4node.runtime.task.timers import Timers
 from s4node.stages.key_order import KeyOrder
@@ -166,6 +167,24 @@ class InFlight:
         self._looks_again = False  # when other tasks have had their turn
         self._arrived: deque[tuple[InFlightEvent, BaseException | None]] = deque()
         backlog.on_cut = self._cut
+        self.be_careful(None)
+
+    def be_careful(self, careful: Careful | None) -> None:
+        """Have the place of each event written by ``careful``; None ends this."""
+        begin, end = self._processor.before_event, self._entries.end_event
+        self._before_event, self._end_event = begin, end
+        if careful is None:
+            return
+
+        def begin_carefully(entry: InFlightEvent) -> None:
+            careful.event_begins(entry.batch, entry.index)
+            begin(entry)
+
+        def end_carefully(entry: InFlightEvent) -> None:
+            end(entry)
+            careful.event_ended()
+
+        self._before_event, self._end_event = begin_carefully, end_carefully
 
     # -- what may begin ----------------------------------------------------------------------
 
@@ -267,12 +286,7 @@ class InFlight:
         if entry is not None:
             self._gate.begin_step(Op.PROCESS)
             self._timetable.event_begins()
-            isolation, processor = self._failures.isolation, self._processor
-            if isolation is not None:
-                entry.slot = isolation.event_begins(entry.batch, entry.index)
-            processor.before_event(entry)
-            if isolation is not None and isolation.examination.looks:
-                processor.check_saveable(entry.batch.stream, entry.event)
+            self._before_event(entry)
         return entry
 
     def end_soon(self, entry: InFlightEvent, error: BaseException | None) -> None:
@@ -309,8 +323,6 @@ class InFlight:
 
     async def tidy(self, entry: InFlightEvent) -> None:
         """Apply the bounds of caches after a handler, if the task is idle or they are too full."""
-        if self._failures.left_by(entry.batch, entry.index) is not None:
-            return  # the task rolls back; unsaveable state stays in memory for the search
         order, processor = self._order, self._processor
         alone = False
         while not alone:  # other events that end meanwhile leave the work to this one
@@ -324,13 +336,9 @@ class InFlight:
         """End an event; raises an error that stops the app."""
         if entry.over:
             return NONE
-        entries, load, failures = self._entries, entry.load, self._failures
+        load, failures = entry.load, self._failures
         batch, isolation = load.batch, failures.isolation
         failure: ProcessingError | None = None
-        if error is None and self._gate.phase is not Phase.FAILED:
-            failure = failures.left_by(batch, entry.index)
-        if isolation is not None:
-            isolation.event_ended(batch, entry.index, entry.slot)
         if isinstance(error, EventTimeout):
             failure = error
         elif error is not None:
@@ -340,24 +348,23 @@ class InFlight:
                 failure = found
         if failure is not None:
             failures.roll_back(failure)
-        actions = list(failures.check_changes())
         if self._gate.phase is Phase.FAILED:
             entry.put.clear()
-            entries.end_event(entry)
+            self._end_event(entry)
             self._gate.end_step(Op.PROCESS)
-            return [*actions, *failures.step_ended()]
+            return failures.step_ended()
         self._processor.after_event(entry)
         pulled, changes = isolation is not None and isolation.pulls(1), failures.changes
         if pulled or (changes is not None and changes.bytes > failures.changes_bytes):
             self._gate.commit_due = True
-        actions += [
+        actions: list[Action] = [
             HandOn(batch.stream, self._streams[index], events)
             for index, events in enumerate(entry.put)
             if events
         ]
         self.processed += 1
         entry.put.clear()
-        entries.end_event(entry)
+        self._end_event(entry)
         self._gate.end_step(Op.PROCESS)
         stage = self._backlog.stages[batch.source]
         if load.left:

@@ -167,11 +167,6 @@ class PeProcessor(Processor):
 
     # -- slices ------------------------------------------------------------------------------
 
-    def check_saveable(self, stream: str, event: Any) -> None:
-        """Raise NotSaveable if an instance that gets this event cannot be saved."""
-        if self._saved is not None:
-            self._saved.check_saveable(stream, event)
-
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         plan = self._plans[batch.stream]
         run, waits = plan.run, plan.is_async

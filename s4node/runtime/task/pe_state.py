@@ -279,11 +279,6 @@ class PeState:
         """Prepare for one event of a stream, which may be processed beside others."""
         self._before[stream].single(event)
 
-    def check_saveable(self, stream: str, event: Any) -> None:
-        """Raise NotSaveable if an instance in memory that gets this event cannot be saved."""
-        for prototype, instance in self._before[stream].instances_of(event):
-            prototype.encode(instance)
-
 
 class _Before:
     """Loads and marks instances before the events of one stream."""
@@ -314,16 +309,6 @@ class _Before:
         keys = keys_of(self._find, [event])
         for each in self._others:
             each.prepare(keys)
-
-    def instances_of(self, event: Any) -> Iterator[tuple[_Prototype, ProcessingElement]]:
-        for one in self._single:
-            yield one, one.instances.singleton()
-        keys = None if self._find is None else keys_of(self._find, [event])
-        for each in self._others:
-            for key in list(each.instances) if keys is None else keys:
-                instance = each.instances.get(key)
-                if instance is not None:
-                    yield each, instance
 
     def _all(self) -> None:
         """Mark all instances in memory: an event without a key is for all of them."""

@@ -71,7 +71,6 @@ class InFlightEvent:
         "over",
         "place",
         "put",
-        "slot",
     )
 
     def __init__(self, load: Load, index: int, streams: int) -> None:
@@ -80,7 +79,6 @@ class InFlightEvent:
         self.event = load.batch.events[index]
         self.key: Hashable = None
         self.place: Hashable = self
-        self.slot = -1  # where it is told that the event is under way
         self.began = 0.0  # infinity while it waits for a thread
         self.over = False
         self.cancel: Callable[[], None] | None = None
@@ -169,9 +167,6 @@ class Processor(ABC):
         """Note that all events of a batch, and of those before it from its source, are done."""
 
     # -- slices, and steps that run alone
-
-    def check_saveable(self, stream: str, event: Any, /) -> None:
-        """Raise NotSaveable if the state that an event of ``stream`` belongs to cannot be saved."""
 
     @abstractmethod
     async def process(self, batch: EventBatch, events: list[Any]) -> int:

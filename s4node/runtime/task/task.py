@@ -35,6 +35,7 @@ from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.in_flight import InFlight, InFlightEvents
 from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
+from s4node.runtime.task.poison.isolation import Careful
 from s4node.runtime.task.processor import Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.timers import CommitBudget, Timers
@@ -93,6 +94,7 @@ class Task:
         self.processor = processor or PeProcessor(app, partition, clock, parallel, self.name, wall)
         self.instances = self.processor.instances
         most = max((settings.concurrency, *(parallel or {}).values()))
+        self._concurrency = most
         self.gate = Gate(most, async_commit=settings.async_commit, phase=phase)
         self.pace = Pace(2048, 0.005)
         self.sent = 0
@@ -278,10 +280,7 @@ class Task:
         loop itself takes commits.
         """
         if op is Op.PROCESS:
-            done = await self.processor.process(*self._slice(limit))
-            isolation = self.failures.isolation
-            looks = isolation is not None and isolation.examination.looks
-            return self._looked_at(done) if looks else done
+            return await self.processor.process(*self._slice(limit))
         isolation = self.failures.isolation
         if isolation is not None and op is Op.TIMER:
             limit = isolation.calls_limit(limit)
@@ -295,27 +294,12 @@ class Task:
         events = batch.events
         limit = self.backlog.limit(limit)
         if isolation is not None:
-            limit = isolation.limit(batch, limit)
+            limit = isolation.limit(limit)
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
-        if isolation is not None:
-            isolation.events_begin(batch, len(events))
-            if events and isolation.examination.looks:
-                self.processor.check_saveable(
-                    batch.stream, events[0]
-                )  # state that was unsaveable already
+        if isolation is not None and isolation.careful is not None and events:
+            isolation.careful.event_begins(batch, batch.at)
         return batch, events
-
-    def _looked_at(self, result: int) -> int:
-        """Return ``result``, or raise for an event that left unsaveable state, while looking."""
-        batch, failures = self.backlog.at_hand, self.failures
-        failed = self.gate.phase is Phase.FAILED  # a commit has failed meanwhile
-        if result and not failed:
-            assert batch is not None
-            failure = failures.left_by(batch, batch.at)
-            if failure is not None:
-                raise failure
-        return result
 
     def put(self, op: Op) -> Actions:
         """Hand on the events that handlers have put in a step that ended; ``end_step`` follows."""
@@ -342,9 +326,8 @@ class Task:
             if changes is not None and changes.bytes > failures.changes_bytes:
                 self.want_commit()
             if isolation is not None:
-                batch = self.backlog.at_hand
-                assert batch is not None
-                isolation.events_ended(batch, result)
+                if isolation.careful is not None:
+                    isolation.careful.event_ended()
                 if isolation.failed_hooks.calls:  # some may have been due before these events
                     for left in self.processor.left_out_calls():
                         isolation.call_left_out(left)
@@ -384,8 +367,6 @@ class Task:
                     actions = (EndTold(),)
         if self.processor.asked.any:
             actions = (*actions, Ask(self.processor.asked.taken()))
-        if failures.changes is not None and failures.changes.spoiled is not None:
-            actions = (*actions, *failures.check_changes())
         return actions
 
     def failed(self, error: ProcessingError, op: Op = Op.PROCESS) -> Actions:
@@ -408,6 +389,14 @@ class Task:
         if patience and timetable.commit_scheduled:
             return False
         return timetable.schedule_commit(self._clock(), patience)
+
+    def be_careful(self, careful: Careful | None) -> None:
+        """Process one event at a time, with its place written by ``careful``; None ends this."""
+        assert self.failures.isolation is not None
+        self.failures.isolation.careful = careful
+        self.gate.max_concurrency = self._concurrency if careful is None else 1
+        if self.in_flight is not None:
+            self.in_flight.be_careful(careful)
 
     def interrupt(self) -> None:
         """End the current slice, if any, after its current event."""

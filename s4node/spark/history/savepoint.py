@@ -23,7 +23,6 @@ from s4node.config.config import Config
 from s4node.events.keys import KEY_GROUPS, hasher_named
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import now_ms
-from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.durable_parts import kind_of
 from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.runtime.inputs.binding import replayable
@@ -37,7 +36,7 @@ from s4node.spark.history.replay import AppSource
 from s4node.spark.history.stage_rows import STATE
 from s4node.spark.history.task_writer import TASK, WRITTEN_TASKS, TaskWriter, commit
 from s4node.state.database import Database
-from s4node.state.job import DONE, EPOCH_OF, WRITTEN, identity_of
+from s4node.state.job import DONE, EPOCH_OF, WRITTEN, folder_of, identity_of
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.rows import TASK_GROUP
 from s4node.state.task_state import TaskState

@@ -73,21 +73,6 @@ async def test_a_container_that_hands_over_its_only_open_input_is_told_of_the_en
         assert stored(it.new) == truth(clicks)
 
 
-async def test_a_task_that_waits_to_process_its_suspects_is_handed_over(
-    system: MemorySystem, settings: dict[str, str], tmp_path: Path
-) -> None:
-    clicks = fill(system, 100, lambda _: False)
-    async with two(tmp_path, lambda: Stores("stores", Store), settings) as it:
-        recovery = it.old.replay.recovery
-        first, last = it.old.tasks[0], it.old.tasks[1]
-        recovery.turns(first, begins=True)  # with an event that may have killed the process
-        assert not recovery.may(last)
-        await it.hand_over()
-        recovery.turns(first, begins=False)
-        await it.processed(system)
-        assert it.sum_of(stored) == truth(clicks)
-
-
 class Forgetful(TaskApp):
     """With stores of which rows are over after a time."""
 

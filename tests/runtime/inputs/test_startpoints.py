@@ -34,8 +34,7 @@ from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Tim
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request, Requests
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
-from s4node.runtime.commit.committer import folder_of
-from s4node.state.job import identity_of
+from s4node.state.job import folder_of, identity_of
 from s4node.state.remote_job import depot_of
 from s4node.systems.memory import MemorySystem
 

@@ -19,9 +19,6 @@ from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.actions import Actions, Ask, Asked
 from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.in_flight import InFlightEvents
-from s4node.runtime.task.poison.isolation import Isolation
-from s4node.runtime.task.poison.poison_events import LeftOut
-from s4node.runtime.task.poison.suspects import Suspect
 from s4node.runtime.task.processor import Mode
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
@@ -163,57 +160,6 @@ def test_a_batch_that_was_put_aside_is_done_when_all_of_it_has_ended(held: str) 
         entry = entries.look(batches[name], in_order=False)
         assert entry.load is first[name].load
         assert entry.load.left == 2
-
-
-class Turns:
-    """Whose turn it is among tasks with suspects; no event is left out."""
-
-    def __init__(self) -> None:
-        self.mine = True
-        self.taken = False
-
-    def left_out(self, _task: Task, _batch: EventBatch, found: list[LeftOut]) -> None:
-        raise AssertionError(found)
-
-    def may(self, _task: Task) -> bool:
-        return self.mine
-
-    def turns(self, _task: Task, *, begins: bool) -> None:
-        self.taken = begins
-
-
-def test_a_commit_that_waits_for_suspects_waits_for_their_turn() -> None:
-    machine = Machine(by_key=True, concurrency=2, async_commit=False, whole=True)
-    turns = Turns()
-    isolation = machine.task.failures.isolation = Isolation(machine.task, turns)
-    isolation._suspect([Suspect(str(SSPS[0]), 0, 2)])
-    machine.offer(0, [0, 1, 2])
-    machine.step()
-    machine.task.want_commit()
-    turns.mine = False
-    machine.end(0, "done")
-    machine.settle()
-    assert (len(machine.user.began), machine.commits) == (1, [])
-    turns.mine = True
-    machine.finish()
-    assert (len(machine.user.began), machine.commits) == (3, [(3, 0)])
-
-
-def test_a_task_whose_last_suspect_is_committed_beside_an_event_gives_its_turn_back() -> None:
-    machine = Machine(by_key=True, concurrency=2, async_commit=True, whole=True)
-    turns = Turns()
-    isolation = machine.task.failures.isolation = Isolation(machine.task, turns)
-    isolation._suspect([Suspect(str(SSPS[0]), 0, 0)])
-    machine.offer(0, [0, 1, 2])
-    machine.step()
-    machine.end(0, "done")
-    machine.step()
-    assert (len(machine.user.began), turns.taken) == (2, True)
-    isolation.taken()
-    isolation.written()
-    assert not turns.taken
-    machine.finish()
-    assert not turns.taken
 
 
 @pytest.mark.parametrize(("patience", "at"), [(0.0, 6.0), (1.0, 7.0)])

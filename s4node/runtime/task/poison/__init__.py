@@ -1,12 +1,10 @@
-"""Poison events: they make a handler fail, kill the process, or leave unsaveable state.
+"""Poison events: they make a handler fail, or kill the process.
 
-``poison_events`` has the events that a task skips. ``in_flight_journal`` is the file that tells,
-after a kill, what was being processed; ``suspects`` finds the event that caused the deaths.
-``unsaveable_search`` finds the event after which state cannot be saved. ``dead_letter`` makes the
-record of a skipped event.
+``poison_events`` has the events that a task skips, ``failed_hooks`` the calls of windows and timers
+that it leaves out. ``isolation`` is what a task knows of both, and of careful mode. ``dead_letter``
+makes the record of a skipped event.
 
-It may touch ``net.ingress``, ``events`` and ``errors``. ``in_flight_journal`` writes a mapped file;
-all other modules are pure.
+It may touch ``net.ingress``, ``offsets``, ``events`` and ``errors``. All modules are pure.
 
 Begin with ``poison_events``: the others find what it holds.
 """

@@ -1,44 +1,35 @@
 """The isolation of one task from the events that make it fail or kill its process. Pure.
 
 Rules
-- Poison events are skipped when their batch is loaded. After a failure the task commits after
-  1, 2, 4 ... events, so that a second failure replays little.
-- Unsaveable state is caused by an event before the commit that finds it; see
-  ``unsaveable_search``.
-- Events in flight are recorded in case they kill the process. Suspects of earlier deaths are
-  processed alone: one event at a time, and one task with suspects at a time.
+- Poison events are skipped when their batch is loaded. After a failure, or a death of its process,
+  the task commits after 1, 2, 4 ... events, so that a second one replays little.
+- A careful task processes one event at a time, and has the place of each written; see
+  ``runtime.commit.careful_mode``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
+from s4node.offsets.deaths import WELL_PAST_EVENTS
 from s4node.offsets.receipts import PartReceipt
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, LeftOutCall
 from s4node.runtime.task.poison.poison_events import (
-    KILLED,
-    KILLS,
+    ROUNDS_AFTER_DEATHS,
     CommitBackoff,
     LeftOut,
     Place,
     PoisonEvents,
-    origin_of,
-    place_of,
 )
-from s4node.runtime.task.poison.suspects import ALL, Suspect, Suspects
-from s4node.runtime.task.poison.unsaveable_search import UnsaveableSearch
 
 if TYPE_CHECKING:
     from s4node.app.stream import Stream
-    from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 
 
 class IsolatedGate(Protocol):
     """The gate of a task, as far as isolation knows it."""
-
-    max_concurrency: int
 
     @property
     def end_told(self) -> bool:
@@ -56,8 +47,21 @@ class Isolated(Protocol):
         """The gate of the task."""
         ...
 
-    def own_events(self) -> Mapping[str, list[Any]]:
-        """The waiting events that the app itself has put, by stream."""
+
+class Careful(Protocol):
+    """Writes the place of each event of a careful task."""
+
+    @property
+    def may(self) -> bool:
+        """True if an event may begin."""
+        ...
+
+    def event_begins(self, batch: EventBatch, index: int, /) -> None:
+        """Note that an event begins."""
+        ...
+
+    def event_ended(self) -> None:
+        """Note that the event has ended."""
         ...
 
 
@@ -66,7 +70,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class IsolationPolicy(Protocol[T_contra]):
-    """Handles skipped events, and gives turns to tasks with suspects."""
+    """Handles skipped events."""
 
     def left_out(self, task: T_contra, batch: EventBatch, found: list[LeftOut], /) -> None:
         """Handle events of a batch that the task skips."""
@@ -76,12 +80,8 @@ class IsolationPolicy(Protocol[T_contra]):
         """Handle a call of a window or a timer that the task leaves out."""
         ...
 
-    def may(self, task: T_contra, /) -> bool:
-        """Return True if a task with suspects may process an event now."""
-        ...
-
-    def turns(self, task: T_contra, /, *, begins: bool) -> None:
-        """Note that a task with suspects begins to process, or has ended."""
+    def covered(self, task: T_contra, own: list[Place], /) -> None:
+        """Note that a commit covers these events of the task's own, which it has skipped."""
         ...
 
 
@@ -91,15 +91,13 @@ class Isolation(Generic[T]):
     __slots__ = (
         "_backoff",
         "_end_taken",
-        "_most",
+        "_on_well_past",
         "_policy",
-        "_suspects",
         "_task",
-        "_under_way",
         "_untold",
         "_untold_calls",
+        "careful",
         "end_written",
-        "examination",
         "failed_hooks",
         "poison_events",
     )
@@ -107,28 +105,17 @@ class Isolation(Generic[T]):
     def __init__(self, task: T, policy: IsolationPolicy[T]) -> None:
         self.poison_events = PoisonEvents()
         self.failed_hooks = FailedHooks()
-        self.examination = UnsaveableSearch()
+        self.careful: Careful | None = None
         self.end_written = False  # a commit covers the end of its inputs
         self._end_taken = False
         self._task = task
         self._policy = policy
-        self._most = task.gate.max_concurrency
         self._backoff: CommitBackoff | None = None
-        self._under_way: InFlightJournal | None = None
-        self._suspects: Suspects | None = None
+        self._on_well_past: Callable[[], None] | None = None
         self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
         self._untold_calls: list[tuple[Stream, Any]] = []
 
     # -- life --------------------------------------------------------------------------------
-
-    def watch(self, under_way: InFlightJournal) -> None:
-        """Record events in flight, and isolate those that may have killed earlier owners."""
-        self._under_way = under_way
-        for one in under_way.suspects:
-            if one.convicted or one.only_killed:
-                fault = KILLS if one.convicted else KILLED
-                self.poison_events.add(Place(one.origin, one.first), fault)
-        self._suspect(under_way.suspects)
 
     def succeeds(self, before: Isolation[T]) -> None:
         """Take over from the failed task that this one replaces."""
@@ -137,24 +124,11 @@ class Isolation(Generic[T]):
         self.failed_hooks.going_back()
         self.end_written = before.end_written
         self._backoff = CommitBackoff()
-        self._under_way = before._under_way
-        self._suspect(before.suspects)
-        self.examination.succeeds(before.examination)
 
-    def _suspect(self, suspects: list[Suspect]) -> None:
-        if suspects:
-            self._suspects = Suspects(suspects)
-            self._task.gate.max_concurrency = 1
-
-    @property
-    def suspects(self) -> list[Suspect]:
-        """The uncommitted events that may have killed the process."""
-        return [] if self._suspects is None else self._suspects.left
-
-    @property
-    def suspects_files(self) -> str:
-        """A pattern for the files with the suspects of the task; empty if there are none."""
-        return "" if self._under_way is None else self._under_way.suspects_files
+    def after_deaths(self, on_well_past: Callable[[], None]) -> None:
+        """Commit often, and call ``on_well_past`` once the task is well past where it began."""
+        self._backoff = CommitBackoff(ROUNDS_AFTER_DEATHS)
+        self._on_well_past = on_well_past
 
     # -- events ------------------------------------------------------------------------------
 
@@ -162,10 +136,6 @@ class Isolation(Generic[T]):
         """Skip the poison events of a batch that has just been loaded."""
         found = self.poison_events.leave_out(batch)
         if found:
-            if self._suspects is not None:
-                for one in found:
-                    if one.place.own:  # others are cleared by the next event in order
-                        self._suspects.processed(*one.place)
             self._policy.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
@@ -183,8 +153,6 @@ class Isolation(Generic[T]):
     def taken(self) -> list[tuple[Stream, Any]]:
         """Return the dead letters, with their streams, that belong to the commit to be taken."""
         self._end_taken = self._task.gate.end_told
-        if self._suspects is not None:
-            self._suspects.taken(waits=bool(self._task.own_events()))
         left, told = [], self._untold_calls
         self._untold_calls = []
         for untold in self._untold:
@@ -199,67 +167,11 @@ class Isolation(Generic[T]):
     @property
     def may(self) -> bool:
         """True if an event may be processed now."""
-        return self._suspects is None or self._policy.may(self._task)
+        return self.careful is None or self.careful.may
 
-    def limit(self, batch: EventBatch, limit: int) -> int:
-        """The number of events of a batch, up to ``limit``, that may be processed together."""
-        if self.examination.looks:
-            return 1
-        if self._backoff is not None:
-            limit = min(limit, self._backoff.left)
-        if self._suspects is not None:
-            numbers: Any = (0,)
-            if batch.receipt is not None:
-                end = min(len(batch.events), batch.at + limit)
-                numbers = map(batch.number, range(batch.at, end))
-            limit = max(1, self._suspects.alone(origin_of(batch), numbers))
-        return limit
-
-    def events_begin(self, batch: EventBatch, count: int) -> None:
-        """Record that ``count`` events of a batch are about to be processed."""
-        if self._suspects is not None:
-            self._policy.turns(self._task, begins=True)
-        if self._under_way is None or not count:
-            return
-        if batch.receipt is not None:
-            first, last = batch.number(batch.at), batch.number(batch.at + count - 1)
-            self._under_way.write_slot(batch.receipt.origin, first, last)
-        elif count == 1:
-            origin, first = place_of(batch, batch.at)
-            self._under_way.write_slot(origin, first, first)
-        else:
-            self._under_way.write_slot(origin_of(batch), 0, ALL)
-
-    def events_ended(self, batch: EventBatch, count: int) -> None:
-        """Record that ``count`` of the events that began are done."""
-        self.examination.did(count)
-        if self._under_way is not None:
-            self._under_way.clear_slot()
-        if self._suspects is not None:
-            if count:
-                self._suspects.processed(*place_of(batch, batch.at + count - 1))
-            self._policy.turns(self._task, begins=False)
-
-    def event_begins(self, batch: EventBatch, index: int) -> int:
-        """Record that an event begins beside others; return its slot, for ``ended_one``."""
-        slot = -1
-        if self._under_way is not None:
-            slot = self._under_way.take_slot()
-            if slot > 0:
-                origin, number = place_of(batch, index)
-                self._under_way.write_slot(origin, number, number, slot)
-        if self._suspects is not None:
-            self._policy.turns(self._task, begins=True)
-        return slot
-
-    def event_ended(self, batch: EventBatch, index: int, slot: int) -> None:
-        """Record that an event that began beside others has ended."""
-        self.examination.did(1)
-        if self._under_way is not None:
-            self._under_way.free_slot(slot)
-        if self._suspects is not None:
-            self._suspects.processed(*place_of(batch, index))
-            self._policy.turns(self._task, begins=False)
+    def limit(self, limit: int) -> int:
+        """The number of events, up to ``limit``, that may be processed together."""
+        return 1 if self.careful is not None else self.calls_limit(limit)
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -276,25 +188,20 @@ class Isolation(Generic[T]):
         self.poison_events.taken()
         if self.failed_hooks.calls:
             self.failed_hooks.taken()
-        self.examination.taken()
         if self._backoff is not None and self._backoff.commit_taken():
             self._backoff = None
 
     def written(self) -> None:
         """Note that the commit was written."""
-        self.poison_events.written()
+        if own := self.poison_events.written():
+            self._policy.covered(self._task, own)
         if self.failed_hooks.calls:
             self.failed_hooks.written()
         self.end_written = self._end_taken
-        if self._suspects is None:
-            return
-        own = [one for one in self._suspects.written() if one.own]
-        if own and self._under_way is not None:
-            self._under_way.acquit(own)
-        if not self._suspects.left:
-            self._suspects = None
-            self._task.gate.max_concurrency = self._most
-            self._policy.turns(self._task, begins=False)
+        far = self._backoff is None or self._backoff.covered >= WELL_PAST_EVENTS
+        if far and self._on_well_past is not None:
+            on_well_past, self._on_well_past = self._on_well_past, None
+            on_well_past()
 
 
 def is_covered(batch: EventBatch, left: LeftOut) -> bool:

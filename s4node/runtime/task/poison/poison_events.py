@@ -26,8 +26,8 @@ from s4node.errors import (
 )
 from s4node.events.event import LIVE, EventBatch, GenericEvent
 from s4node.net.ingress.producer_lane import shortened
+from s4node.offsets.deaths import OWN
 from s4node.runtime.task.poison.dead_letter import dead_letter, raw_of
-from s4node.runtime.task.poison.suspects import DEATHS, MOST_KILLS, OWN
 
 MAX_TRACE = 2000
 """Characters of a traceback in a dead letter: its end, which says most."""
@@ -37,7 +37,11 @@ MAX_PLACES = 10_000
 
 
 LONGEST_BACKOFF = 16_384
-"""The back-off ends when it has reached so many events between two commits."""
+"""The most events between two commits; then the back-off ends."""
+
+ROUNDS_AFTER_DEATHS = 600
+"""After a death the longest back-off is repeated so often. Ten million events are more than a task
+processes between two commits otherwise, so the next death is certain to be near its last commit."""
 
 
 class Place(NamedTuple):
@@ -64,11 +68,8 @@ class Fault(NamedTuple):
     trace: str = ""
 
 
-KILLS = Fault(f"the process has died {DEATHS} times while this event was processed")
-"""The fault of an event that has killed the process."""
-
-KILLED = Fault(f"the process was killed {MOST_KILLS} times while this event was processed")
-"""The fault of an event that may be innocent: the sender of the SIGKILLs is unknown."""
+DIED = Fault("the process has died while this event was processed")
+"""The fault of an event that ``s4 dead-letter skip`` names."""
 
 
 class LeftOut(NamedTuple):
@@ -189,9 +190,11 @@ class PoisonEvents:
         self._going += self._gone
         self._gone.clear()
 
-    def written(self) -> None:
-        """Note that the commit was written: its skipped own events will not be replayed."""
-        self._going.clear()
+    def written(self) -> list[Place]:
+        """Note that the commit was written: the skipped own events that are returned will not be
+        replayed."""
+        gone, self._going = self._going, []
+        return [place for place, _ in gone]
 
     def going_back(self, positions: Mapping[str, int]) -> None:
         """Prepare for the replay of all events after the last commit, at ``positions``."""
@@ -206,11 +209,16 @@ class PoisonEvents:
 
 
 class CommitBackoff:
-    """The number of events that a task processes before it commits: 1, 2, 4 ..."""
+    """The number of events that a task processes before it commits: 1, 2, 4 ...
 
-    __slots__ = ("_done", "_length")
+    The last number is repeated for ``rounds`` commits. ``covered`` counts the events of commits.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_done", "_length", "_rounds", "covered")
+
+    def __init__(self, rounds: int = 1) -> None:
+        self.covered = 0
+        self._rounds = rounds
         self._length = 1
         self._done = 0
 
@@ -228,9 +236,13 @@ class CommitBackoff:
         """Note a commit; return True if the back-off ends. A commit without events is ignored."""
         if not self._done:
             return False
+        self.covered += self._done
         self._done = 0
-        self._length *= 2
-        return self._length > LONGEST_BACKOFF
+        if self._length < LONGEST_BACKOFF:
+            self._length *= 2
+        else:
+            self._rounds -= 1
+        return not self._rounds
 
 
 def _dead_letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:

@@ -211,39 +211,6 @@ class Hops(App):
         self.hops = self.create_stream("hops", self.create_pe(Second), key="page")
 
 
-class Late(ProcessingElement):
-    clicks: int = 0
-
-    async def on_event(self, event: Hop) -> None:
-        await trio.lowlevel.checkpoint()
-        self.clicks += 2**70 if event.bad else 1
-
-
-@pytest.mark.parametrize("handlers", [1, 4])
-async def test_unsaveable_state_after_an_internal_stream_is_found_before_the_inputs_end(
-    system: MemorySystem, settings: dict[str, str], handlers: int
-) -> None:
-    class Hopping(App):
-        def on_init(self) -> None:
-            self.create_input_stream("clicks", self.create_pe(First), key="user", system="memory")
-            self.hops = self.create_stream("hops", self.create_pe(Late), key="page")
-            self.hops.set_parallelism(handlers)
-
-    clicks = fill(system, 300, lambda n: n % 25 == 3)
-    bad = sum(click.bad for click in clicks)
-    for partition in range(2):
-        system.end_partition("clicks", partition)
-    settings |= {"s4.stream.hops.onError": "skip", "task.commit.ms": "5"}
-    async with running(Hopping("hopping"), settings, partitions=2) as container:
-        await container._stopping.wait()
-    assert container.statistics().replay.left_out == {"hops": bad}
-    kept = saved_instances(Path(settings["s4.state.folder"]) / "default" / "hopping")
-    assert {key: state["clicks"] for key, state in kept.items()} == (
-        Counter(click.user for click in clicks)
-        + Counter(f"page-{click.number % 11}" for click in clicks if not click.bad)
-    )
-
-
 @pytest.mark.parametrize("where", PLACES)
 async def test_events_on_a_stream_of_the_app_fail_and_every_other_event_counts_once(
     system: MemorySystem, settings: dict[str, str], where: str
@@ -535,15 +502,11 @@ HALF = "\\ud83d"
 
 
 class Cut(ProcessingElement):
-    """Fails with text that UTF-8 does not have, or keeps it."""
-
-    kept: str = ""
+    """Fails with text that UTF-8 does not have."""
 
     def on_event(self, event: Click) -> None:
         if event.number == 1:
             raise ValueError(json.loads(f'"{HALF}"'))
-        if event.number == 2:
-            self.kept = json.loads(f'"{HALF}"')
 
 
 @pytest.mark.parametrize("mode", ["skip", "dead-letter"])
@@ -564,12 +527,10 @@ async def test_half_of_a_surrogate_pair_in_a_text_of_users_stops_nothing(
             stream = await client.stream("clicks")
             await stream.send_many([Click("joe", number) for number in range(4)])
             refused = {refusal.number: refusal.reason for refusal in await stream.flush()}
-            assert list(refused) == [1, 2]
-            assert refused[1] == f"ValueError: {HALF}"
-            assert HALF in refused[2]
+            assert refused == {1: f"ValueError: {HALF}"}
         if mode == "dead-letter":
-            found = await read_all(node.address, "dead", 2, start=Oldest())
-            assert [letter.reason for letter in found] == [refused[1], refused[2]]
+            found = await read_all(node.address, "dead", 1, start=Oldest())
+            assert [letter.reason for letter in found] == [refused[1]]
 
 
 async def test_an_app_that_ends_for_half_of_a_surrogate_pair_says_so() -> None:

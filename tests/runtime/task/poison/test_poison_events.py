@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -117,8 +118,9 @@ def test_a_fault_says_what_was_raised_where_with_the_end_of_a_long_trace() -> No
     assert len(fault.trace) == 2006
 
 
-def test_the_backoff_is_a_commit_after_one_event_two_four_and_so_on() -> None:
-    backoff, lengths, length = CommitBackoff(), [], 0
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_the_backoff_is_a_commit_after_one_event_two_four_and_so_on(rounds: int) -> None:
+    backoff, lengths, length = CommitBackoff(rounds), [], 0
     while True:
         length += backoff.left
         if backoff.pulls(backoff.left):
@@ -126,8 +128,8 @@ def test_the_backoff_is_a_commit_after_one_event_two_four_and_so_on() -> None:
             length = 0
             if backoff.commit_taken():
                 break
-    assert lengths == [2**n for n in range(15)]
-    assert lengths[-1] == LONGEST_BACKOFF
+    assert lengths == [2**n for n in range(14)] + [LONGEST_BACKOFF] * rounds
+    assert backoff.covered == sum(lengths)
 
 
 # -- set-up ---------------------------------------------------------------------------------------
