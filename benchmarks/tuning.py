@@ -23,7 +23,6 @@ CHANGES: list[dict[str, str]] = [
     {"s4.stream.workQueueSize": "1000"},
     {"s4.stream.workQueueSize": "100000", "s4.deserializer.workQueueSize": "1000000"},
     {"s4.step.maxEvents": "64"},
-    {"s4.comm.verdictDelay": "5"},
     {"s4.watchdog.ms": "0"},
 ]
 LATENCY_RATE = 2_000

@@ -24,6 +24,7 @@ import trio
 import s4node
 from s4node import App, Client, Config, Container, Event, ProcessingElement
 from s4node.app.stream import Stream
+from s4node.net.ingress import connection
 
 PACKAGE = str(Path(s4node.__file__).parent) + "/"
 HANDLERS = "<s4node run>"  # the compiled loop of a stream
@@ -93,10 +94,10 @@ async def walk(grade: str, events: int, *bounds: int) -> list[dict[str, int]]:
             "s4.listener.address": "tcp://127.0.0.1:0",
             "s4.state.folder": folder,
             "s4.stream.clicks.grade": grade,
-            "s4.comm.verdictDelay": "0",
         }
         if grade == "durable":
             settings["task.commit.ms"] = "0"  # a commit for each event
+        connection.VERDICT_SECONDS = 0.0
         container = Container(Walked("walked"), Config.from_values(settings))
         counted = Walk()
         threading.setprofile(counted.profile)

@@ -171,12 +171,6 @@ LISTENER_MAX_FRAME_BYTES = Setting(
     "and the connection stays open.",
     belongs_to="node",
 )
-LISTENER_MAX_FRAME_EVENTS = Setting(
-    _LISTENER, "s4.listener.maxFrameEvents", "4096", kinds.whole(1),
-    "The most events of a frame; a frame of more is refused as a longer one is. It bounds the time "
-    "that a frame takes from others.",
-    belongs_to="node",
-)
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
     "The most peers that may be connected at a time, each with a file descriptor; one address may "
@@ -241,12 +235,6 @@ COMM_TIMEOUT = Setting(
     _COMM, "s4.comm.timeout", "1000", kinds.milliseconds(1),
     "The longest time for connecting to a peer, with the handshake. A short time finds a dead peer "
     "early, a long one suits slow networks.",
-)
-COMM_VERDICT_DELAY = Setting(
-    _COMM, "s4.comm.verdictDelay", "200", kinds.milliseconds(0),
-    "How long a verdict may wait to be sent with others. A verdict that a producer waits for, or "
-    "that returns a quarter of its credit, never waits. A longer delay costs less, but producers "
-    "keep their events longer.",
 )
 PRODUCER_EXPIRY = Setting(
     _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),

@@ -150,7 +150,7 @@ async def test_settings_go_along_with_the_app(folder: Path) -> None:
 
 async def test_what_is_a_node_s_own_does_not_go_along(folder: Path) -> None:
     (folder / "mine.properties").write_text(
-        "s4.node.zone = elsewhere\ns4.listener.maxFrameEvents = 1\ns4.app.word = hello\n"
+        "s4.node.zone = elsewhere\ns4.listener.maxConnections = 1\ns4.app.word = hello\n"
     )
     more = "    def on_start(self): print('greeting', self.parameters['word'], flush=True)\n"
     file = write_app(folder, "counter", "v1", more=more)
@@ -159,13 +159,13 @@ async def test_what_is_a_node_s_own_does_not_go_along(folder: Path) -> None:
         node(folder, "two", s4_node_zone="south") as two,
         FolderCoordination(folder / "shared", session_timeout=5).session("spectator") as session,
     ):
-        given = ("--config", "mine.properties", "-p", "s4.listener.maxFrameEvents=1")
+        given = ("--config", "mine.properties", "-p", "s4.listener.maxConnections=1")
         done = await s4_of(folder, "deploy", file, *given)
         members = await Registry(session).members(AppId("shop", "counter"))
         zones = {member.value.node: member.value.zone for member in members.values()}
         assert zones == {"one": "north", "two": "south"}
         await until(lambda: printed(one, two) == ["greeting hello"] * 2)
-        assert "s4.listener.maxFrameEvents is not deployed, because each node has" in done.stderr
+        assert "s4.listener.maxConnections is not deployed, because each node has" in done.stderr
         assert "s4.node.zone" not in done.stderr  # nodes may have the same file
 
 

@@ -65,7 +65,7 @@ ROWS = (
         "bad frame",
     ),
     Row("maxFrameBytes=1024", clicks(1, "x" * 2000), "over the limit of 1024", BAD, "bad frame"),
-    Row("maxFrameEvents=3", clicks(4), "over the limit of 3", BAD, "bad frame"),
+    Row("frame_events=3", clicks(4), "over the limit of 3", BAD, "bad frame"),
     Row("maxConnections=1", hellos("raw"), "has 1 connections", REFUSED, "too many connections"),
     Row("connections_per_host=1", hellos("raw"), "from 127.0.0.1", REFUSED, "too many"),
     Row("patience=100", b"", "it has sent nothing", ENDED, _ENDED),

@@ -140,11 +140,13 @@ async def test_a_frame_of_too_many_events_is_answered_to_its_producer(node: Node
         await until(lambda: node.seen == [2])
 
 
-async def test_the_most_events_of_a_frame_are_those_of_the_setting() -> None:
+async def test_a_frame_of_too_many_events_is_refused_and_the_next_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     node = Node()
-    settings = {"s4.listener.maxFrameEvents": "3"}
+    limit_peers(monkeypatch, frame_events=3)
     async with (
-        running(node.app, settings) as node.container,
+        running(node.app) as node.container,
         raw_peer(node.container.address) as peer,
     ):
         await peer.open("clicks", "raw", Click)
@@ -153,7 +155,7 @@ async def test_the_most_events_of_a_frame_are_those_of_the_setting() -> None:
             data_frame("clicks", "raw", 0, clicks), data_frame("clicks", "raw", 0, clicks[:3])
         )
         verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
-        assert "of 4 events is over the limit of 3 (s4.listener.maxFrameEvents)" in verdict.error
+        assert "of 4 events is over the limit of 3; send it in parts" in verdict.error
         await until(lambda: node.seen == [0, 1, 2])
 
 

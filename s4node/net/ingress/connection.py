@@ -40,6 +40,9 @@ _WARNING_SECONDS = 60.0
 _MAX_ANSWER_BYTES = 4 << 20
 _VERDICT_BYTES = 1 << 20
 _RETRY_SECONDS = 0.005
+VERDICT_SECONDS = 0.2
+"""How long a verdict may wait to be sent with others. One that a producer waits for, or that
+returns a quarter of its credit, never waits."""
 _COUNTED_BYTES = 1024
 """The bytes of a header for which it counts once more among the hellos of a second."""
 
@@ -55,7 +58,7 @@ class Peers:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.patience = config[settings.LISTENER_PATIENCE]
-        self.verdict_delay = config[settings.COMM_VERDICT_DELAY]
+        self.verdict_delay = VERDICT_SECONDS
         self.limits = limits = peer_limits.LIMITS
         self.hellos = Rate(limits.all_hellos_per_second, 0.25)
         self.half_open: Counter[str] = Counter()  # by host

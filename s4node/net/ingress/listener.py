@@ -93,7 +93,7 @@ class Listener:
         self._ports = config[settings.LISTENER_PORTS]
         self._max_envelope = config[settings.LISTENER_MAX_ENVELOPE_BYTES]
         self._max_frame = config[settings.LISTENER_MAX_FRAME_BYTES]
-        self._max_events = config[settings.LISTENER_MAX_FRAME_EVENTS]
+        self._max_events = self._peers.limits.frame_events
         self._max_connections = config[settings.LISTENER_MAX_CONNECTIONS]
         self._handshake = config[settings.COMM_TIMEOUT]
         self._hosts: Counter[str] = Counter()
@@ -375,8 +375,8 @@ class Listener:
                             connection.bad_frame(frame.reason, header, frame.size)
                         elif isinstance(header, wire.Data) and header.count > limit:
                             connection.bad_frame(
-                                f"a frame of {header.count} events is over the limit of {limit} "
-                                f"(s4.listener.maxFrameEvents)",
+                                f"a frame of {header.count} events is over the limit of {limit}; "
+                                f"send it in parts",
                                 header,
                             )
                         else:

@@ -26,6 +26,9 @@ class PeerLimits(NamedTuple):
     half_open_per_host: int = 128
     """Connections from one address whose handshake of TLS is not over."""
 
+    frame_events: int = 4096
+    """The events of a frame, which bound the time that it takes from others."""
+
     bytes: int = 64 << 20
     """Messages that are unfinished or not handled, answers that were not read, and declared types,
     of all connections."""

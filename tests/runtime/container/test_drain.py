@@ -26,6 +26,7 @@ from structlog.testing import capture_logs
 
 from s4node import AdapterApp, App, Client, Config, Container
 from s4node.errors import EventsLost, ProcessingError
+from s4node.net.ingress import connection
 from s4node.net.wire import frame as wire
 from s4node.runtime.container import drain
 
@@ -212,10 +213,12 @@ async def test_running_handlers_are_completed_before_the_stop() -> None:
     assert story == [("began", 1), ("ended", 1), ("began", 2), ("ended", 2), "on_close"]
 
 
-async def test_the_last_verdicts_reach_the_producer_before_the_node_is_gone() -> None:
+async def test_the_last_verdicts_reach_the_producer_before_the_node_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[int] = []
-    settings = {"s4.comm.verdictDelay": "60000"}
-    async with running(noting(seen), settings) as node, raw_peer(node.address) as peer:
+    monkeypatch.setattr(connection, "VERDICT_SECONDS", 60.0)
+    async with running(noting(seen)) as node, raw_peer(node.address) as peer:
         await peer.open("clicks", "raw", Click)
         clicks = [Click("a", n) for n in range(10)]
         await peer.send_frames(data_frame("clicks", "raw", 0, clicks, flags=0))

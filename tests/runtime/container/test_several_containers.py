@@ -30,6 +30,7 @@ from s4node.cluster.coordination.stream_directory import Consumer
 from s4node.cluster.node.redirector import Redirector
 from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import JsonText
+from s4node.net.ingress import connection
 from s4node.stages.stage import Stage
 
 
@@ -191,8 +192,11 @@ async def test_a_forwarded_event_is_done_by_itself_and_not_with_an_event_of_the_
             assert await stream.flush() == []
 
 
-async def test_forwarded_events_do_not_wait_for_the_delay_of_verdicts(tmp_path: Path) -> None:
-    settings = {"s4.comm.verdictDelay": "60000", "s4.stream.workQueueSize": "100"}
+async def test_forwarded_events_do_not_wait_for_the_delay_of_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "VERDICT_SECONDS", 60.0)
+    settings = {"s4.stream.workQueueSize": "100"}
     async with nodes(tmp_path, clicks, 2, **settings) as (all_nodes, _):
         both = list(all_nodes.containers.values())
         async with Client(both[0].address) as client:
@@ -545,7 +549,7 @@ async def test_nodes_that_stop_together_process_what_they_send_each_other(
 
 
 async def test_the_next_owner_gets_nothing_that_a_stopping_container_has_processed(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go, may_end = trio.Event(), trio.Event()
 
@@ -565,28 +569,29 @@ async def test_the_next_owner_gets_nothing_that_a_stopping_container_has_process
         app.create_input_stream("clicks", only, key="user", types=Click)
         return app
 
-    seldom = {"s4.comm.verdictDelay": "60000"}
-    async with (
-        nodes(tmp_path, last, 1, app="last") as (lasts, _),
-        nodes(tmp_path, relay, 2, app="relay", **seldom) as (relays, _),
-    ):
-        both = list(relays.containers.values())
-        leaving = relays.containers.pop("n0")
-        async with Client(leaving.address, timeout=20) as client:
-            stream = await client.stream("raw")
-            await until(lambda: all(one.senders["clicks"].consumers for one in both))
-            await stream.send_many([Click(user) for user in USERS * 20])
-            await until(lambda: sum(one.statistics().inputs["raw"].admitted for one in both) == 800)
-            leaving.stop()
-            await until(lambda: leaving.ports["raw"].closed)
-            may_go.set()
-            await until(lambda: len(relays.containers["n1"].tasks) == 8)
-            assert await stream.flush() == []  # the other still waits for the last app's verdicts
-            assert not relays.scopes["n0"].cancel_called
-        may_end.set()
-        await until(lambda: relays.scopes["n0"].cancel_called)
-        await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
-        assert sum(one.processed for one in both) == 800
+    async with nodes(tmp_path, last, 1, app="last") as (lasts, _):
+        monkeypatch.setattr(connection, "VERDICT_SECONDS", 60.0)
+        async with nodes(tmp_path, relay, 2, app="relay") as (relays, _):
+            both = list(relays.containers.values())
+            leaving = relays.containers.pop("n0")
+            async with Client(leaving.address, timeout=20) as client:
+                stream = await client.stream("raw")
+                await until(lambda: all(one.senders["clicks"].consumers for one in both))
+                await stream.send_many([Click(user) for user in USERS * 20])
+                await until(
+                    lambda: sum(one.statistics().inputs["raw"].admitted for one in both) == 800
+                )
+                leaving.stop()
+                await until(lambda: leaving.ports["raw"].closed)
+                may_go.set()
+                await until(lambda: len(relays.containers["n1"].tasks) == 8)
+                # the other still waits for the last app's verdicts
+                assert await stream.flush() == []
+                assert not relays.scopes["n0"].cancel_called
+            may_end.set()
+            await until(lambda: relays.scopes["n0"].cancel_called)
+            await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
+            assert sum(one.processed for one in both) == 800
 
 
 class Greet(Ignore):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from harness import raw_peer, running
+from harness import limit_peers, raw_peer, running
 from recording_app import RecordingApp
 from shared_apps import Click
 
@@ -70,9 +70,14 @@ async def test_a_frame_of_events_without_a_key_holds_up_nobody(
 
 KIND = EventType(Click)
 
+
+@pytest.fixture(autouse=True)
+def _frames_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_peers(monkeypatch, frame_events=1_000_000)
+
+
 ROOM = {
     "s4.listener.maxFrameBytes": "16777216",
-    "s4.listener.maxFrameEvents": "1000000",
     "s4.stream.workQueueSize": "1000000",  # or others wait, as for any stage that is full
     "s4.deserializer.workQueueSize": "1000000",
 }
