@@ -21,7 +21,7 @@ from s4node.cluster.coordination.more_sessions import in_sessions
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.answers import living_nodes, registry_of
+from s4node.deploy.answers import no_node_in, registry_of
 from s4node.errors import ConfigError
 
 
@@ -54,7 +54,9 @@ async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
     until = trio.current_time() + timeout
 
     async def work(registry: Registry) -> dict[str, int]:
-        nodes = await living_nodes(registry, config)
+        nodes = await registry.nodes(cluster)
+        if not nodes:
+            raise ConfigError(await no_node_in(registry, config))
         if node not in nodes:
             known = ", ".join(sorted(nodes))
             raise ConfigError(f"cluster {cluster!r} has no node {node!r}; its nodes: {known}")
