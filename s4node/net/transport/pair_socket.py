@@ -155,9 +155,10 @@ class PairSocket:
 
     def _came(self, pipe: pynng.Pipe) -> None:
         """Note a connection. In nng's thread, as the next ones."""
-        ends = str(pipe.local_address), str(pipe.remote_address)
-        self._ends[pipe.id] = ends
-        connections_closed_in_forks.add(ends)
+        with suppress(pynng.NNGException):  # the peer may have reset it by now
+            ends = str(pipe.local_address), str(pipe.remote_address)
+            self._ends[pipe.id] = ends
+            connections_closed_in_forks.add(ends)
         self._hop(pipe.id, True)
 
     def _went(self, pipe: pynng.Pipe) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -92,6 +93,29 @@ async def test_the_side_that_was_dialled_is_told_of_the_end(make: Callable[[], N
         await until(lambda: ends.notices(False), "its peer has gone")
         assert ends.told_there == [True, False]
         assert not ends.far.connected
+
+
+async def test_connections_that_their_peer_resets_at_once_are_no_errors_of_who_dials(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[bool] = []
+
+    async def reset(peer: trio.SocketStream) -> None:
+        await peer.send_all(b"\0SP\0\0\x10\0\0")
+        await peer.receive_some(8)
+        peer.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await peer.aclose()
+
+    async with trio.open_nursery() as nursery:
+        [place] = await trio.open_tcp_listeners(0, host=HOST)
+        nursery.start_soon(trio.serve_listeners, reset, [place])
+        address = f"tcp://{HOST}:{place.socket.getsockname()[1]}"
+        near = Tcp().dial(address, MOST, told.append, None)
+        nursery.start_soon(near.run)
+        await until(lambda: told.count(False) == 3)
+        await near.close()
+        nursery.cancel_scope.cancel()
+    assert caplog.messages == []
 
 
 @both
