@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT
-from pages import check_commands
 
+from s4node.cli.main import main
 from s4node.config.settings import MEMBERS
 
 
@@ -155,11 +155,40 @@ def test_every_setting_is_on_the_tuning_page() -> None:
         assert where in page or f"`{key.name}" in page, key.name
 
 
-def test_every_command_of_the_first_pages_exists() -> None:
-    commands = set(re.findall(r"(?:`|\$ |\| )s4 ([a-z-]+)", README + FIRST_APP + CLUSTER + INPUTS))
+def test_every_command_on_the_pages_exists_with_its_action_and_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told: dict[tuple[str, ...], str] = {}
 
-    assert commands >= {"run", "send", "deploy", "tail", "log"}
-    check_commands(commands)
+    def help_of(*command: str) -> str:
+        if command not in told:
+            with pytest.raises(SystemExit):
+                main([*command, "--help"])
+            told[command] = capsys.readouterr().out
+            assert told[command], command
+        return told[command]
+
+    for page in PAGES:
+        for command in commands_on(page):
+            name, *given = command.split()
+            text = help_of(name)
+            if " ACTION" in text:
+                if not given or not re.fullmatch("[a-z-]+", given[0]):
+                    continue
+                text = help_of(name, given[0])
+            for option in re.findall(r"(?<=\s)-{1,2}[a-z][a-z-]*", command.partition("|")[0]):
+                assert re.search(rf"{option}\b", text), f"{page}: s4 {command}: {option}"
+    assert len(told) > 30
+
+
+def test_every_setting_on_the_pages_exists() -> None:
+    known = "|".join(re.sub(r"<\w+>", "[^.]+", re.escape(key.name)) for key in MEMBERS)
+    groups = {key.name[: end.start()] for key in MEMBERS for end in re.finditer(r"\.", key.name)}
+    for page in PAGES - {"from-s4.md", "from-samza.md"}:
+        named = re.findall(r"(?:`|-p |^)((?:s4|task)\.[\w.<>-]+\w)", text_of(page), re.MULTILINE)
+        assert [
+            name for name in named if not re.fullmatch(known, name) and name not in groups
+        ] == [], page
 
 
 def test_every_file_that_the_pages_link_to_exists() -> None:
@@ -176,7 +205,21 @@ README, FIRST_APP, CLUSTER, INPUTS = (
     for page in ("README.md", "docs/first-app.md", "docs/cluster.md", "docs/inputs.md")
 )
 
+PAGES = {path.name for path in (ROOT / "docs").glob("*.md")}
+PAGES |= {"../README.md", "../CONTRIBUTING.md"}
+
 SECONDS = 30
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\\\n *", " ", (ROOT / "docs" / page).read_text())
+
+
+def commands_on(page: str) -> list[str]:
+    """What follows ``s4`` in the code of a page, in a line or between two backticks."""
+    text = text_of(page)
+    lines = re.findall(r"^(?:\$ |.*\| )?s4 ([a-z][^\n`|#]*)", text, re.MULTILINE)
+    return lines + [" ".join(each.split()) for each in re.findall(r"`s4\s([a-z][^`]*)`", text)]
 
 
 def python_blocks(page: str) -> list[str]:
