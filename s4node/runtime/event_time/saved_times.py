@@ -23,7 +23,7 @@ def reached_times(
     """
     none: dict[str, float] = {}
     of_streams: dict[str, Saved] = {
-        name: (value, {}, [], {**read.get(name, none)}) for name, value in streams.items()
+        name: (value, {}, [], {**read.get(name, none)}, []) for name, value in streams.items()
     }
     return [of_streams, {name: (value, 0, value) for name, value in windows.items()}, {**puts}]
 
@@ -31,7 +31,7 @@ def reached_times(
 def lower_times(one: Any, other: Any) -> Any:
     """The lower watermarks of two tasks, for a task that gets keys of both."""
     streams: dict[str, Saved] = {
-        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, [], {})
+        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, [], {}, [])
         for name in one[0]
     }
     windows = {}

@@ -13,7 +13,8 @@ Rules
   names of those that are idle and connected. After a restart the watermark waits for the former; it
   waits for the latter once they send. One that is idle and away is forgotten. A task is waited for
   until it says that it is idle: what it has sent since the commit comes again. So is a program
-  whose events wait.
+  whose events wait. One that has said that it leaves is waited for as an idle one after a restart,
+  too.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from s4node.stages.stage import Gauge
 LEFT = "left"
 """Saved in place of a source: the latest time of all that there were."""
 
-Saved: TypeAlias = "tuple[float | None, dict[str, float | None], list[str], dict[str, float]]"
-"""The watermark, the times of sources, the idle ones, and the times of the inputs that are read."""
+Saved: TypeAlias = (
+    "tuple[float | None, dict[str, float | None], list[str], dict[str, float], list[str]]"
+)
+"""The watermark, the times of sources, the idle ones, the times of the inputs that are read, and
+the sources that have said that they leave."""
 
-_SAVED = 4  # parts of it
+_SAVED = 5  # parts of it
 
 _LONGEST_BREAK = 3600.0
 """Seconds that a source may be away before it counts as idle."""
@@ -66,6 +70,7 @@ class TimedStream:
         self._returning: set[str] = set()
         self._expected: set[str] = set()  # idle in an earlier run, and not back yet
         self._awaited = 0.0  # seconds in which these could have come
+        self._left: set[str] = set()  # may return, and have said that they leave
         self._away: dict[str, float] = {}  # may return, and for how many seconds they are away
         self._marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
 
@@ -122,6 +127,8 @@ class TimedStream:
                 self._leaving.add(each.name)
             if not each.returns:
                 self._returning.discard(each.name)
+            if each.here:
+                self._left.discard(each.name)
             if stays or each.waits:
                 listed.add(each.name)
                 watermarks.join(each.name)
@@ -152,8 +159,9 @@ class TimedStream:
         if self.sources is not None and quiet:
             states = self.sources.states(quiet)
             blocked |= {each.name for each in states if each.blocked or each.waits}
-            known = {each.name for each in states if each.here or each.left}
-            away = self._returning.intersection(quiet) - known
+            self._left |= {each.name for each in states if each.left}
+            here = {each.name for each in states if each.here}
+            away = self._returning.intersection(quiet) - here - self._left
             self._away = {name: self._away.get(name, 0.0) + seconds for name in away}
             blocked |= {name for name, so_far in self._away.items() if so_far < _LONGEST_BREAK}
         self.watermarks.wait(seconds, blocked)
@@ -208,7 +216,8 @@ class TimedStream:
         times |= watermarks.times([*times, OWN])
         value = watermarks.value if math.isfinite(watermarks.value) else None
         newest = {LEFT: watermarks.newest} if watermarks.newest > NEVER else {}
-        return value, times, sorted(idle), watermarks.times(read) | newest
+        self._left &= times.keys()
+        return value, times, sorted(idle), watermarks.times(read) | newest, sorted(self._left)
 
     def restore(self, saved: Saved) -> None:
         """Resume where an earlier run has stopped.
@@ -220,7 +229,7 @@ class TimedStream:
                 f"the times of stream {self.name!r} were saved by an earlier version of s4node; go "
                 f"on with that version, or start with other state (s4.state.folder)"
             )
-        value, times, idle, read = saved
+        value, times, idle, read, left = saved
         read = {**read}
         self.watermarks.newest = read.pop(LEFT, NEVER)
         self.watermarks.restore(NEVER if value is None else value, {**times, **read})
@@ -231,3 +240,4 @@ class TimedStream:
             self.watermarks.rest(name)
         self._returning.update(idle)
         self._expected.update(idle)
+        self._left.update(left)

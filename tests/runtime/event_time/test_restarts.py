@@ -184,7 +184,7 @@ def test_an_input_that_is_read_no_more_after_a_restart_is_waited_for_no_longer()
         times = times_of(test)
         timed = times._streams["trades"]
         times.watch("trades", Sources(SourceState("one")))
-        timed.restore((5.0, {}, [], {"log.former.0": 10.0}))
+        timed.restore((5.0, {}, [], {"log.former.0": 10.0}, []))
         times.step()
         times.reported("trades", "one", 100)
         times.step()

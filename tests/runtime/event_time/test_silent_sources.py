@@ -477,15 +477,22 @@ def test_a_node_that_the_network_cuts_off_waits_for_all_its_programs() -> None:
         assert test.late(Candle) == 0
 
 
-def test_a_program_that_has_left_in_order_and_may_return_is_waited_for_as_an_idle_one() -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["", "also if the node is killed"])
+def test_a_program_that_has_left_in_order_and_may_return_is_waited_for_as_an_idle_one(
+    killed: bool,
+) -> None:
     with AppTest(market(tumbling(60))) as test:
         slow, fast = Program(test, "slow"), Program(test, "fast")
         slow.send(10)
         slow.leave()
-        for _ in range(25):
+        for _ in range(5):
+            fast.send(110)
+        if killed:
+            test.crash()
+        for _ in range(20):
             fast.send(110)
         assert bars(test) == []
-        for _ in range(10):
+        for _ in range(15):
             fast.send(110)
         assert bars(test) == [("a", 0, 1, 0)]
 
