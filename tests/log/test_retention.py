@@ -72,6 +72,14 @@ def test_once_all_from_before_a_step_of_the_clock_is_gone_retention_is_as_it_was
     assert steps.kept(keep) == keep
 
 
+def test_a_step_of_the_clock_lengthens_no_retention_that_had_passed_since() -> None:
+    keep, steps = Keep(ms=1000), ClockSteps(NOW, 0)
+    steps.note(NOW + 5000, 0)
+    steps.note(NOW + 9500, 1500)
+    assert steps.kept(keep) == Keep(ms=4000)
+    assert steps.kept(Keep(ms=2000)) == Keep(ms=10_000)
+
+
 def test_rows_are_deleted_first_then_space_is_released_then_logs_are_cut() -> None:
     old = held(ROWS, file=9 * SLACK_BYTES, free=2 * SLACK_BYTES, wal=PAGE)
     quiet = old._replace(last_ms=NOW - REST_MS - 1)

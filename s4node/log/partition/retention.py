@@ -17,6 +17,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -27,6 +28,9 @@ SLACK_BYTES = 8 << 20
 
 STEP_MS = 1_000
 """A clock was set if it has moved by more than this beside the steady one."""
+
+_MOST_STEPS = 1000
+"""The steps of a clock that are known; what was there before earlier ones may be deleted early."""
 
 REST_MS = 5_000
 """A partition is at rest if nothing was appended to it for this long."""
@@ -81,24 +85,27 @@ class ClockSteps:
     """By how much the clock was set forward: nothing has aged by that."""
 
     def __init__(self, now_ms: int, steady_ms: int) -> None:
-        self._began_ms = now_ms - steady_ms
-        self._forward_ms = self._passed_ms = 0
-        self._set_at_ms = steady_ms
+        self._ahead_ms = now_ms - steady_ms
+        self._steady_ms = steady_ms
+        self._steps: deque[tuple[int, int]] = deque(maxlen=_MOST_STEPS)  # when, and by how much
 
     def note(self, now_ms: int, steady_ms: int) -> None:
         """Note the time by the clock, and by the steady one, which nobody sets."""
-        by = now_ms - steady_ms - self._began_ms
-        self._began_ms += by
+        by = now_ms - steady_ms - self._ahead_ms
+        self._ahead_ms += by
+        self._steady_ms = steady_ms
         if abs(by) > STEP_MS:
-            self._forward_ms = max(0, self._forward_ms + by)
-            self._set_at_ms = steady_ms
-        self._passed_ms = steady_ms - self._set_at_ms
+            self._steps.append((steady_ms, by))
 
     def kept(self, keep: Keep) -> Keep:
-        """The retention that counts now; what was there before the step is gone after that."""
-        if not keep.ms or self._passed_ms > keep.ms:
-            return keep
-        return replace(keep, ms=keep.ms + self._forward_ms)
+        """The retention that counts now; what was there before a step is gone after that."""
+        forward = since = 0
+        for at_ms, by in reversed(self._steps if keep.ms else ()):
+            if self._steady_ms - at_ms > keep.ms:
+                break
+            since += by
+            forward = max(forward, since)
+        return replace(keep, ms=keep.ms + forward) if forward else keep
 
 
 class Work(Enum):
