@@ -71,8 +71,8 @@ async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
                 left = await _left(registry, cluster, node)
         return left
 
-    what = f"drain {node}"
-    return await in_sessions(partial(registry_of, config, what), work, what, tell)
+    opened = partial(registry_of, config, f"drain {node}")
+    return await in_sessions(opened, work, f"drain of {node}", tell)
 
 
 async def _left(registry: Registry, cluster: str, node: str) -> dict[str, int]:
