@@ -49,7 +49,6 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.metrics.table import Sample
 from s4node.offsets.death_files import event_of
-from s4node.state.job import folder_of
 
 log = get_logger("s4node.cluster")
 
@@ -302,6 +301,8 @@ class ContainerProcess:
 
     def _find_event(self, pid: int) -> str:
         """The event at which a careful process has died, in words; empty if there is none."""
+        from s4node.state.job import folder_of  # which loads databases, and few processes die
+
         config, app = Config.from_values(self.begin.settings), self.begin.app
         with suppress(ConfigError, OSError):
             folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)

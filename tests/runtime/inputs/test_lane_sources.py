@@ -66,11 +66,11 @@ def test_a_former_life_of_a_task_has_left_once_another_one_is_there() -> None:
     assert [each.left for each in sources.states()] == [False, False]
     greet(admission, f"{wire.TASK}cluster/app/one#2", 2)
     sources.take_changes()
-    assert [(each.here, each.left) for each in sources.states()] == [
-        (False, True),
-        (False, False),
-        (True, False),
-    ]
+    assert {each.name: (each.here, each.left) for each in sources.states()} == {
+        f"clicks[0]@{wire.TASK}cluster/app/one#1": (False, True),
+        f"clicks[0]@{wire.TASK}cluster/app/other#1": (False, False),
+        f"clicks[0]@{wire.TASK}cluster/app/one#2": (True, False),
+    }
 
 
 def test_a_program_that_says_that_it_leaves_has_left_until_it_is_back() -> None:
