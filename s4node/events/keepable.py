@@ -113,9 +113,6 @@ def parts_of(kind: Any) -> Iterator[inspect.Type]:
 
 # -- state ----------------------------------------------------------------------------------------
 
-_TIMES = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
-"""How times with a zone begin in msgpack, which keeps the moment only."""
-
 
 def saver_of(kind: Any) -> Callable[[Any], Any] | None:
     """What makes values of a type such that msgpack brings them back as they are; None if it does
@@ -125,13 +122,21 @@ def saver_of(kind: Any) -> Callable[[Any], Any] | None:
         slow = partial(_checked, msgspec.msgpack.Decoder(kind).decode)
         if holds - _OF_JSON:
             return slow
-        return lambda value: value if _is_plain(value) else slow(value)
+        return partial(_plain_or, slow)
     return _with_zone if inspect.DateTimeType in holds else None
 
 
 _OF_JSON: _Kinds = frozenset((inspect.AnyType, inspect.DictType, inspect.ListType, inspect.StrType))
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 _KEYS = frozenset((int, str))
+
+
+def _plain_or(slow: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        plain = _is_plain(value)
+    except RecursionError:  # deeper than this can follow
+        plain = False
+    return value if plain else slow(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -156,8 +161,11 @@ def _checked(decode: Callable[[bytes], Any], value: Any) -> Any:
     data = _encoder.encode(value)
     with suppress(msgspec.MsgspecError):  # it is not of its type, which loading it reports
         read = decode(data)
-        if read != value or any(each in data for each in _TIMES):
+        try:
             _check_same(value, read)
+        except RecursionError:  # deeper than this can follow; comparing goes deeper
+            if read != value:
+                raise
     return msgspec.Raw(data)
 
 
@@ -170,7 +178,7 @@ def _check_same(value: Any, read: Any) -> None:
             f"dict[str, set[int]] or list[datetime]"
         )
     if isinstance(value, dict):
-        if value.keys() != read.keys():
+        if value.keys() != read.keys() or list(map(type, value)) != list(map(type, read)):
             raise TypeError(
                 f"the keys {list(value)} would come back as {list(read)}; annotate them"
             )
