@@ -121,6 +121,7 @@ class Restore:
         self._unused: set[str] = set()  # PEs that were reported
         self._restoring: dict[str, RemoteTask] = {}
         self._swept: dict[int, trio.Event] = {}  # of started tasks
+        self._after_deaths: dict[int, DeathFiles] = {}
         self._sweeping = trio.Lock()  # one at a time, so that events go on
         self._nursery: trio.Nursery
 
@@ -174,7 +175,7 @@ class Restore:
         self._recovery.careful.add(task, files)
         self._recovery.skip_named(task, files)
         if files.deaths.count:
-            self._nursery.start_soon(self._well_past_in_time, task.partition, files)
+            self._after_deaths[task.partition] = files
 
         # its state, and the events that it had put for others
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
@@ -273,6 +274,8 @@ class Restore:
         for task, _ in begin_at:
             self._swept[task.partition] = trio.Event()
             self._nursery.start_soon(self._sweep, task.partition)
+            if (files := self._after_deaths.pop(task.partition, None)) is not None:
+                self._nursery.start_soon(self._well_past_in_time, task.partition, files)
         gained = [
             Gained(task, self._model.tasks[task.partition].ssps, *known, self.start)
             for task, known in begin_at
