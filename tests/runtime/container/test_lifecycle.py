@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, plain_errors
-from shared_apps import Click, OnePE
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event
 from s4node.app.stream_task import TaskApp
 from s4node.config.config import Config
-from s4node.errors import ConfigError, ContainerStopped, LifecycleError, ProcessingError
+from s4node.errors import ConfigError, ContainerStopped, LifecycleError
 from s4node.runtime.container.container import Container
 from s4node.runtime.container.lifecycle import ContainerListener, Lifecycle, Step, listeners_of
 
@@ -77,15 +76,6 @@ async def life(*listeners: object, limit: float = 1.0) -> AsyncIterator[Lifecycl
     with capture_logs():
         async with lifecycle.living():
             yield lifecycle
-
-
-async def test_a_start_has_its_steps_in_order_and_an_end_of_one_kind() -> None:
-    diary = Diary()
-    async with life(diary) as lifecycle:
-        for step in Step:
-            await lifecycle.reached(step)
-        await lifecycle.started()
-    assert diary.told == ["before start", *STEPS, "after start", "after stop"]
 
 
 async def test_a_step_that_is_reached_brings_those_before_it_and_comes_once() -> None:
@@ -453,30 +443,3 @@ async def test_no_window_comes_before_its_task_has_begun_however_long_the_start_
         assert mine[0] == f"{task} init"
         assert set(mine[1:-1]) == {f"{task} window"}
         assert mine[-1] == f"{task} close"
-
-
-async def test_listeners_of_the_configuration_hear_of_a_processing_element_that_raises() -> None:
-    made = container(OnePE(lambda *_: 1 / 0), **{"container.lifecycle.listeners": f"{HERE}:Kept"})
-
-    async def run() -> None:
-        with plain_errors(), trio.fail_after(10):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(made.run)
-                await made.ready.wait()
-                async with Client(made.address) as client:
-                    await (await client.stream("clicks")).send(Click("ann"))
-                    await trio.sleep_forever()
-
-    with pytest.raises(ProcessingError):
-        await run()
-    (kept,) = Kept.made
-    assert kept.told == ["before start", *STEPS, "after start", "after failure"]
-    assert isinstance(kept.error, ProcessingError)
-
-
-class Kept(Diary):
-    made: list[Diary] = []  # noqa: RUF012 - the test looks for what the container has made
-
-    def __init__(self, parameters: Mapping[str, str]) -> None:
-        super().__init__(parameters)
-        self.made.append(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -13,9 +13,8 @@ from shared_apps import handling
 
 from s4node import App, Client, Event, ProcessingElement
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
-from s4node.errors import CheckpointError, ConfigError
+from s4node.errors import ConfigError
 from s4node.events.event import EventBatch
-from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
@@ -283,50 +282,7 @@ async def test_every_task_reads_the_broadcast_partitions_and_only_those(
         assert mine[4:] == [("clicks", 0)]
 
 
-class Everything:
-    """A grouper of the app's own: one task reads all."""
-
-    def group(self, ssps: Sequence[SystemStreamPartition]) -> dict[str, object]:
-        return {"all of it": ssps}
-
-
 GROUPER = "job.systemstreampartition.grouper.factory"
-
-
-@pytest.mark.parametrize(
-    ("grouper", "tasks"),
-    [
-        ("by-partition", ["Partition 0", "Partition 1", "Partition 2"]),
-        (
-            "by-ssp",
-            [*(f"memory.clicks[{n}]" for n in range(2)), *(f"memory.rules[{n}]" for n in range(3))],
-        ),
-        (f"{__name__}:Everything", ["all of it"]),
-    ],
-)
-async def test_the_grouper_says_which_tasks_there_are_and_what_they_read(
-    system: MemorySystem, settings: dict[str, str], grouper: str, tasks: list[str]
-) -> None:
-    for stream, partitions in (("clicks", 2), ("rules", 3)):
-        system.create(stream, partitions)
-        for partition in range(partitions):
-            fill(system, stream, 10, partition=partition)
-    app = Notes("memory.clicks", "memory.rules")
-    async with running(app, settings | {GROUPER: grouper}) as container:
-        await until(lambda: len(app.seen) == 50)
-        assert [task.name for task in container.tasks.values()] == tasks
-        read = [list(map(str, model.ssps)) for model in container.model.tasks]
-    assert sorted({name for name, _, _ in app.seen}) == sorted(tasks)
-    assert sorted(ssp for ssps in read for ssp in ssps) == sorted(
-        [*(f"memory.clicks[{n}]" for n in range(2)), *(f"memory.rules[{n}]" for n in range(3))]
-    )
-    again = Notes("memory.clicks", "memory.rules")
-    other = "by-ssp" if grouper == "by-partition" else "by-partition"
-    with pytest.raises(CheckpointError) as caught:
-        async with running(again, settings | {GROUPER: other}):
-            pass
-    assert f"{GROUPER} = {grouper}, which is now {other}; restore that value" in str(caught.value)
-    assert again.seen == []
 
 
 async def test_a_grouper_that_does_not_fit_the_app_stops_it_before_it_starts(

@@ -26,13 +26,6 @@ def test_by_partition_twelve_and_fourteen_partitions_are_fourteen_tasks() -> Non
         assert groups[f"Partition {number}"] == (METRICS[number],)
 
 
-def test_by_ssp_twelve_and_fourteen_partitions_are_twenty_six_tasks() -> None:
-    groups = grouped("by-ssp", PAGES + METRICS)
-    assert len(groups) == 26
-    assert list(groups.values()) == [(ssp,) for ssp in PAGES + METRICS]
-    assert groups["log.PageViewEvent[11]"] == (PAGES[11],)
-
-
 def test_names_of_streams_may_have_dots() -> None:
     dotted = [*partitions("a.7.b", 2), *partitions("a", 2), *partitions("a", 1, "other")]
     assert grouped("by-ssp", dotted) == {

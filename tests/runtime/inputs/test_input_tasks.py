@@ -204,54 +204,8 @@ async def test_a_start_that_cannot_be_stops_the_container(
 # -- commits --------------------------------------------------------------------------------------
 
 
-async def test_a_commit_that_a_task_asks_for_covers_exactly_the_event_at_which_it_did(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    written: list[dict[str, int]] = []
-    system.create("clicks", 1)
-    system.put("clicks", 0, *map(event, range(5)))
-    notes = Notes()
-    with dies(StopTest):
-        async with running(writing(notes, "clicks", make=Committing), settings) as container:
-            await until(lambda: notes.count == 5 and container.replay.committer.commits == 2)
-            written.append(kept(settings)["Partition 0"])
-            raise StopTest
-    assert written == [{"memory.clicks[0]": 3}]
-
-
 class StopTest(Exception):  # noqa: N818
     """Ends a container as a crash does: nothing more is committed."""
-
-
-async def test_what_was_processed_since_the_last_commit_is_replayed_and_nothing_is_skipped(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    system.create("clicks", 1)
-    system.put("clicks", 0, *map(event, range(5)))
-    notes = Notes()
-    with dies(StopTest):
-        async with running(writing(notes, "clicks", make=Committing), settings) as container:
-            await until(lambda: notes.count == 5 and container.replay.committer.commits == 2)
-            raise StopTest
-    again = Notes()
-    async with running(writing(again, "clicks"), settings):
-        await until(lambda: again.count == 2)
-    assert again.by_task["Partition 0"] == [("clicks", 0, 3), ("clicks", 0, 4)]
-
-
-async def test_progress_is_committed_every_so_often(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    system.create("clicks", 1)
-    notes = Notes()
-    with dies(StopTest):
-        async with running(writing(notes, "clicks"), {**settings, "task.commit.ms": "10"}):
-            for number in range(3):
-                system.put("clicks", 0, event(number))
-                await until(  # each by itself
-                    lambda n=number: kept(settings)["Partition 0"] == {"memory.clicks[0]": n + 1}
-                )
-            raise StopTest
 
 
 async def test_the_starting_offset_is_committed_so_a_crash_before_any_event_skips_none(
@@ -456,15 +410,6 @@ class Writer:
 
     def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
         self.notes.ended.append(self.name)
-
-
-class Committing(Writer):
-    """Asks for a commit at offset 2."""
-
-    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
-        super().process(envelope, collector, coordinator)
-        if envelope.offset == 2:
-            coordinator.commit()
 
 
 ADDRESS = "the tests' tasks"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.offsets.system import SystemStreamPartition as Ssp
-from s4node.runtime.inputs.job_model import AppKind, JobModel, check_containers, model_of
+from s4node.runtime.inputs.job_model import AppKind, JobModel, model_of
 
 
 def test_twelve_and_fourteen_partitions_are_tasks_0_to_13() -> None:
@@ -38,13 +36,6 @@ def test_the_cluster_s_partitions_are_the_least_number_of_tasks() -> None:
     assert [len(task.ssps) for task in made.tasks] == [1, 1, 1, 1, 0, 0]
     assert model({"s4.cluster.partitions": "3"}, {"A": 4}).facts.tasks == 4
     assert model({"s4.cluster.partitions": "3"}, {}).facts.tasks == 3
-
-
-def test_by_ssp_every_partition_is_a_task() -> None:
-    made = model({GROUPER: "by-ssp"}, {"PageViewEvent": 12, "ServiceMetricEvent": 14})
-    assert made.facts.tasks == len(made.tasks) == 26
-    assert made.tasks[12].name == "log.ServiceMetricEvent[0]"
-    assert {len(task.ssps) for task in made.tasks} == {1}
 
 
 def test_broadcast_partitions_are_in_every_task() -> None:
@@ -106,19 +97,6 @@ def test_more_tasks_than_an_app_can_have_are_refused() -> None:
         model({}, {"A": 4097})
 
 
-class Everything:
-    """One task reads all."""
-
-    def group(self, ssps: Sequence[Ssp]) -> dict[str, Sequence[Ssp]]:
-        return {"all of it": ssps}
-
-
-def test_a_custom_grouper_names_the_tasks() -> None:
-    made = model({GROUPER: f"{__name__}:Everything"}, {"A": 2, "B": 1})
-    assert [(task.index, task.name, len(task.ssps)) for task in made.tasks] == [(0, "all of it", 3)]
-    assert made.facts.grouper == f"{__name__}:Everything"
-
-
 def test_the_facts_tell_what_progress_depends_on() -> None:
     values = {"task.broadcast.inputs": "log.rules#0, log.half#1"}
     made = model(values, {"A": 4, "half": 2}, AppKind(keyed=["A", "live"]), rules=1)
@@ -165,17 +143,6 @@ def test_every_partition_has_a_task_and_broadcast_ones_have_all(
     assert all(shared <= set(task.ssps) for task in made.tasks)
     assert all(
         ssp.partition == task.index for task in made.tasks for ssp in task.ssps if ssp in own
-    )
-
-
-def test_containers_that_would_have_nothing_to_do_are_refused() -> None:
-    check_containers(0, 1)
-    check_containers(3, 3)
-    with pytest.raises(ConfigError) as caught:
-        check_containers(4, 1)
-    assert str(caught.value) == (
-        "job.container.count = 4, but the app has 1 task, and some containers would have nothing "
-        "to do; set it to 1 at most, or give the app more partitions"
     )
 
 

@@ -25,7 +25,6 @@ from shared_apps import (
 from structlog.testing import capture_logs
 
 from s4node import (
-    AdapterApp,
     App,
     Client,
     Config,
@@ -42,7 +41,6 @@ from s4node.errors import (
     GraphError,
     LifecycleError,
     ProcessingError,
-    S4Error,
     SourceError,
     WouldBlock,
 )
@@ -228,38 +226,6 @@ async def test_a_source_waits_while_the_stream_is_full_and_sees_the_pressure() -
     assert story == [1.0, "went on"]
 
 
-async def test_a_stream_cannot_be_declared_once_the_app_runs() -> None:
-    app = OnePE(Ignore)
-    async with running(app):
-        with pytest.raises(GraphError, match="declare its graph in on_init"):
-            app.create_stream("more", app.pe, key="user")
-        with pytest.raises(GraphError, match="on_init"):
-            app.pe.set_singleton()
-
-
-async def test_all_mistakes_of_a_graph_are_reported_together_and_nothing_listens() -> None:
-    app = App("wrong")
-    app.create_pe(pe_class("Nothing"))
-    listen = app.create_pe(Ignore)
-    app.create_input_stream("unkeyed", listen)
-    app.create_input_stream("mistyped", listen, key="usr")
-    app.create_stream("nowhere")
-    with pytest.raises(GraphError) as caught:
-        async with running(app):
-            raise AssertionError("it must not run")
-    text = str(caught.value)
-    assert "app 'wrong' cannot run" in text
-    assert "PE 'Nothing' has neither on_event nor on_time" in text
-    assert "stream 'nowhere' leads to no PE" in text
-    assert "keyed by 'usr', which Click does not have; it has user, n, text" in text
-
-
-async def test_an_adapter_without_an_output_stream_is_told_which_setting_is_missing() -> None:
-    with pytest.raises(GraphError, match=r"set s4\.adapter\.output\.stream"):
-        async with running(AdapterApp("lines")):
-            raise AssertionError("it must not run")
-
-
 # -- events ---------------------------------------------------------------------------------------
 
 
@@ -341,23 +307,6 @@ async def test_a_generic_event_is_frozen_once_a_client_has_sent_it() -> None:
     assert seen == ["ann", "bob", "cid"]
 
 
-async def test_a_generic_event_is_frozen_once_a_pe_has_put_it_on_a_stream() -> None:
-    def make(pe: Any, click: Click) -> None:
-        made = GenericEvent(user=click.user)
-        made.put("n", click.n)
-        pe.app.made.put(made)
-        with pytest.raises(EventError, match="already sent"):
-            made.put("n", -1)
-
-    app = NotingApp("generic", types=GenericEvent)
-    app.made = app.create_stream("made", app.pe, key="user")
-    app.create_input_stream("clicks", app.create_pe(handling(make)), key="user")
-    async with running(app) as node:
-        await deliver(node.address, [Click("ann", 7)])
-        await until(lambda: app.seen)
-    assert app.seen == [GenericEvent(user="ann", n=7)]
-
-
 # -- instances ------------------------------------------------------------------------------------
 
 
@@ -390,147 +339,7 @@ async def test_each_key_has_an_instance_made_at_its_first_event() -> None:
     ]
 
 
-async def test_a_prototype_is_configured_once_and_its_settings_are_common() -> None:
-    seen: list[Any] = []
-    constructed: list[str] = []
-
-    class Greet(ProcessingElement):
-        limit: int = 1
-
-        def __init__(self, greeting: str, *, mark: str) -> None:
-            constructed.append(greeting)
-            self.text = greeting + mark
-
-        def on_event(self, event: Click) -> None:
-            seen.append((self.text, self.key, self.limit, self.app.name))
-
-    app = App("greetings")
-    pe = app.create_pe(Greet, "hello", mark="!")
-    pe.limit = 5
-    app.create_input_stream("clicks", pe, key="user")
-    async with running(app) as node:
-        await deliver(node.address, [Click("ann"), Click("bob")])
-    assert seen == [("hello!", "ann", 5, "greetings"), ("hello!", "bob", 5, "greetings")]
-    assert constructed == ["hello"]
-
-
-async def test_annotated_attributes_are_state_of_one_key_even_if_their_default_is_mutable() -> None:
-    states: dict[Any, Any] = {}
-
-    class Collect(ProcessingElement):
-        n: int = 0
-        last: str = "none"
-        seen: list[int] = []  # noqa: RUF012 - the very point: every instance gets its own
-        by_n: dict[int, list[int]] = {1: []}  # noqa: RUF012
-
-        def on_event(self, event: Click) -> None:
-            self.n += 1
-            self.last = f"{self.key}{event.n}"
-            self.seen.append(event.n)
-            self.by_n[1].append(event.n)
-            states[self.key] = (self.n, self.last, self.seen, self.by_n)
-
-    app = OnePE(Collect)
-    async with running(app) as node:
-        await deliver(node.address, [Click("ann", 1), Click("bob", 2), Click("ann", 3)])
-    assert states == {
-        "ann": (2, "ann3", [1, 3], {1: [1, 3]}),
-        "bob": (1, "bob2", [2], {1: [2]}),
-    }
-
-
-async def test_two_prototypes_of_one_class_share_neither_state_nor_settings() -> None:
-    seen: list[Any] = []
-
-    class Count(ProcessingElement):
-        n: int = 0
-
-        def __init__(self, name: str) -> None:
-            self.label = name
-
-        def on_event(self, event: Click) -> None:
-            self.n += event.n
-            seen.append((self.label, self.n))
-
-    app = App("twice")
-    app.create_input_stream(
-        "clicks", app.create_pe(Count, "a"), app.create_pe(Count, "b", name="second"), key="user"
-    )
-    app.create_input_stream("others", app.create_pe(Count, "c"), key="user")
-    async with running(app) as node:
-        await deliver(node.address, [Click("ann", 2), Click("ann", 3)])
-        await deliver(node.address, [Click("ann", 10)], "others")
-        assert set(node.statistics().tasks[0].instances) == {"Count", "second", "Count#2"}
-    assert seen == [("a", 2), ("b", 2), ("a", 5), ("b", 5), ("c", 10)]
-
-
-async def test_several_pes_on_one_stream_get_each_event_in_the_order_of_declaration() -> None:
-    seen: list[Any] = []
-
-    class Listen(ProcessingElement):
-        def __init__(self, name: str) -> None:
-            self.label = name
-
-        def on_event(self, event: Click) -> None:
-            seen.append((self.label, event.n))
-
-    class AsyncListen(Listen):
-        async def on_event(self, event: Click) -> None:
-            await trio.lowlevel.checkpoint()
-            seen.append((self.label, event.n))
-
-    app = App("three")
-    pes = [app.create_pe(Listen, "1"), app.create_pe(AsyncListen, "2"), app.create_pe(Listen, "3")]
-    app.create_input_stream("clicks", *pes, key="user")
-    async with running(app) as node:
-        await deliver(node.address, [Click("ann", n) for n in range(50)])
-    assert seen == [(pe, n) for n in range(50) for pe in "123"]
-
-
 # -- handlers -------------------------------------------------------------------------------------
-
-
-async def test_the_handler_of_the_most_specific_type_takes_the_event() -> None:
-    seen: list[Any] = []
-
-    def noting(types: Any, word: str) -> Any:
-        return handler_of(types, lambda _pe, event: seen.append((word, type(event).__name__)))
-
-    app = App("shop")
-    listen = pe_class(
-        on_event=noting(Any, "any"),
-        on_event_click=noting(Click, "click"),
-        on_event_double=noting(DoubleClick, "double"),
-    )
-    types = [Buy, Click, DoubleClick]
-    app.create_input_stream("shop", app.create_pe(listen), key="user", types=types)
-    async with running(app) as node:
-        await deliver(node.address, [DoubleClick("a"), Click("a"), Buy("a")], "shop")
-    assert seen == [("double", "DoubleClick"), ("click", "Click"), ("any", "Buy")]
-
-
-async def test_a_handler_of_a_base_type_takes_subclasses_without_a_handler_of_their_own() -> None:
-    app = NotingApp("few", types=Click | Buy)
-    app.create_input_stream("shop", app.pe, key="user", types=[Buy, Click, DoubleClick])
-    sent = [DoubleClick("a"), Buy("a"), Click("a")]
-    async with running(app) as node:
-        await deliver(node.address, sent, "shop")
-    assert app.seen == sent
-
-
-async def test_events_without_a_handler_are_counted_and_reported_once_for_their_type() -> None:
-    app = NotingApp()
-    app.create_input_stream("shop", app.pe, key="user", types=[Click, Buy, Total])
-    events = [Buy("ann"), Click("ann"), Buy("bob"), Total("ann", 1), Buy("ann")]
-    with capture_logs() as logs:
-        async with running(app) as node:
-            await deliver(node.address, events, "shop")
-            (task,) = node.statistics().tasks
-    assert app.seen == [Click("ann")]
-    assert task.unhandled == {"Handling:Buy": 3, "Handling:Total": 1}
-    assert task.processed == 5
-    told = [(log["pe"], log["event_type"]) for log in logs if "no handler" in log["event"]]
-    assert told == [("Handling", "Buy"), ("Handling", "Total")]
 
 
 async def test_handlers_that_nothing_calls_are_reported_once_at_the_start() -> None:
@@ -586,14 +395,6 @@ async def test_a_handler_may_put_only_what_the_stream_takes() -> None:
         await run_until_it_fails(app, [Click("ann")])
     assert isinstance(caught.value.__cause__, EventError)
     assert "stream 'totals' takes Total, not Buy" in str(caught.value)
-
-
-async def test_put_is_for_handlers_only() -> None:
-    app = App("clicks")
-    clicks = app.create_stream("clicks", app.create_pe(Ignore), key="user")
-    async with running(app):
-        with pytest.raises(S4Error, match=r"use 'await stream.send\(\)'"):
-            clicks.put(Click("ann", 1))
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "on_create", "on_time", "on_trigger"])
@@ -659,22 +460,6 @@ async def test_on_remove_that_raises_fails_the_app_and_names_the_instance(kind: 
 # -- triggers and timers --------------------------------------------------------------------------
 
 
-async def test_a_trigger_counts_for_each_key_by_itself_and_starts_anew_when_it_fires() -> None:
-    fired: list[Any] = []
-
-    class Every(Count):
-        def on_trigger(self, event: Click) -> None:
-            fired.append((self.key, self.n, event.n))
-
-    app = OnePE(Every)
-    app.pe.set_trigger(Click, events=3)
-    async with running(app) as node:
-        sent = [Click("ann", n) for n in range(7)] + [Click("bob", n) for n in range(2)]
-        await deliver(node.address, sent)
-        await deliver(node.address, [Click("bob", 2)])
-    assert fired == [("ann", 3, 2), ("ann", 6, 5), ("bob", 3, 2)]
-
-
 async def test_a_trigger_counts_from_zero_for_a_new_instance() -> None:
     fired: list[Any] = []
 
@@ -688,76 +473,6 @@ async def test_a_trigger_counts_from_zero_for_a_new_instance() -> None:
     async with running(app) as node:
         await deliver(node.address, [Click("ann", n) for n in (1, 0, 2, 3, 4, 0, 5, 6)])
     assert fired == [3, 6]
-
-
-async def test_a_trigger_counts_only_events_of_its_type_and_its_subclasses() -> None:
-    fired: list[Any] = []
-
-    class Every(ProcessingElement):
-        def on_event(self, event: Any) -> None: ...
-
-        def on_trigger_click(self, event: Click) -> None:
-            fired.append(event)
-
-        async def on_trigger_buy(self, event: Buy) -> None:
-            fired.append(event)
-
-    app = App("triggers")
-    pe = app.create_pe(Every)
-    pe.set_trigger(Click, events=2)
-    pe.set_trigger(Buy, events=1)
-    app.create_input_stream("shop", pe, key="user", types=[Click, DoubleClick, Buy])
-    events = [Click("a", 1), Buy("a", 1), DoubleClick("a", 2), Click("a", 3), Buy("a", 2)]
-    async with running(app) as node:
-        await deliver(node.address, events, "shop")
-    assert fired == [Buy("a", 1), DoubleClick("a", 2), Buy("a", 2)]
-
-
-async def test_a_trigger_fires_with_the_first_event_after_its_time_for_each_key(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    mock_clock.rate = 1
-    fired: list[Any] = []
-
-    class Every(Ignore):
-        def on_trigger(self, event: Click) -> None:
-            fired.append((self.key, event.n))
-
-    app = OnePE(Every)
-    app.pe.set_trigger(Click, events=100, seconds=60)
-    async with running(app, deadline=1000) as node:
-        await deliver(node.address, [Click("ann", 1), Click("bob", 1), Click("ann", 2)])
-        mock_clock.jump(70)
-        await deliver(node.address, [Click("ann", 3), Click("ann", 4), Click("new", 1)])
-        assert fired == [("ann", 3)]
-        mock_clock.jump(70)
-        await deliver(node.address, [Click("bob", 2), Click("ann", 5)])
-    assert fired == [("ann", 3), ("bob", 2), ("ann", 5)]
-
-
-async def test_on_time_is_called_on_each_instance_at_every_interval(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    mock_clock.rate = 1
-    fired: Counter[Any] = Counter()
-
-    class Watch(Ignore):
-        def on_time(self) -> None:
-            fired[self.partition, self.key] += 1
-
-    app = OnePE(Watch)
-    app.pe.set_timer_interval(100)
-    async with running(app, partitions=2, deadline=10_000) as node:
-        keys = [f"user{n}" for n in range(20)]
-        await deliver(node.address, [Click(key) for key in keys])
-        assert not fired
-        for times in (1, 2, 3):
-            mock_clock.jump(100)
-            await until(lambda times=times: set(fired.values()) == {times} and len(fired) == 20)
-        mock_clock.jump(1000)  # ten intervals that nobody could serve come as one
-        await until(lambda: set(fired.values()) == {4})
-    assert {key for _, key in fired} == set(keys)
-    assert {partition for partition, _ in fired} == {0, 1}
 
 
 async def test_a_pe_fed_by_its_timer_alone_needs_no_on_event() -> None:
@@ -963,72 +678,6 @@ async def test_an_unkeyed_stream_reaches_a_singleton_and_every_instance_made_by_
     assert app.seen == [("ann", 0), ("bob", 0), ("ann", 7), ("bob", 7)]
 
 
-async def test_a_cache_keeps_the_instances_that_were_used_last() -> None:
-    removed: list[Any] = []
-    states: list[Any] = []
-
-    class Told(Count):
-        def on_event(self, event: Click) -> None:
-            super().on_event(event)
-            states.append((self.key, self.n))
-
-        def on_remove(self) -> None:
-            removed.append((self.key, self.n))
-
-    app = OnePE(Told)
-    app.pe.set_pe_cache(max_size=2)
-    async with running(app) as node:
-        await deliver(node.address, [Click("ann"), Click("bob"), Click("ann")])
-        assert removed == []
-        await deliver(node.address, [Click("cid")])
-        assert removed == [("bob", 1)]
-        await deliver(node.address, [Click("bob")])
-        assert removed == [("bob", 1), ("ann", 2)]
-        assert node.statistics().tasks[0].instances == {"Told": 2}
-    assert states == [("ann", 1), ("bob", 1), ("ann", 2), ("cid", 1), ("bob", 1)]
-
-
-@pytest.mark.parametrize("on_create", ["plain", "async"])
-@pytest.mark.parametrize("on_remove", ["plain", "async"])
-async def test_a_cache_removes_instances_that_were_idle_for_too_long(
-    mock_clock: trio.testing.MockClock, on_create: str, on_remove: str
-) -> None:
-    mock_clock.rate = 1
-    removed: list[Any] = []
-
-    class AsyncCreate(Ignore):
-        async def on_create(self) -> None:
-            await trio.lowlevel.checkpoint()
-
-    class PlainRemove(Ignore):
-        def on_remove(self) -> None:
-            removed.append(self.key)
-
-    class AsyncRemove(Ignore):
-        async def on_remove(self) -> None:
-            await trio.lowlevel.checkpoint()
-            removed.append(self.key)
-
-    remove = {"plain": PlainRemove, "async": AsyncRemove}[on_remove]
-
-    class Both(remove, AsyncCreate):
-        pass
-
-    app = OnePE({"plain": remove, "async": Both}[on_create])
-    app.pe.set_pe_cache(idle_seconds=100)
-    async with running(app, deadline=10_000) as node:
-        await deliver(node.address, [Click("ann"), Click("bob")])
-        mock_clock.jump(60)
-        await deliver(node.address, [Click("ann")])
-        mock_clock.jump(60)
-        await until(lambda: removed)
-        assert removed == ["bob"]
-        mock_clock.jump(60)
-        await until(lambda: len(removed) == 2)
-        assert node.statistics().tasks[0].instances == {app.pe._prototype.name: 0}
-    assert removed == ["bob", "ann"]
-
-
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_on_remove_may_put_what_the_instance_has_gathered(kind: str) -> None:
     class Plain(Count):
@@ -1049,27 +698,6 @@ async def test_on_remove_may_put_what_the_instance_has_gathered(kind: str) -> No
         await deliver(node.address, [Click("ann"), Click("ann"), Click("bob")])
         await until(lambda: app.seen)
     assert app.seen == [Total("ann", 2)]
-
-
-@pytest.mark.parametrize("cache", [0, 10])
-async def test_an_invalid_key_refuses_only_its_own_event(cache: int) -> None:
-    app = NotingApp("things", key="k", types=GenericEvent, note=lambda pe, _: pe.key)
-    if cache:
-        app.pe.set_pe_cache(max_size=cache)
-    keys = [1, "1", b"1", True, 1.0, None, ["a", 2], [], {"a": 1}, [["a"], "b"], "last"]
-    events = [GenericEvent(k=key) for key in keys]
-    events.insert(3, GenericEvent(other=1))
-    async with running(app) as node, Client(node.address) as client:
-        things = await client.stream("things")
-        await things.send_many(events)
-        refused = await things.flush()
-        assert things.counts == {"admitted": 5, "shed": 0, "refused": 0, "unsent": 7, "pending": 0}
-    assert app.seen == [1, "1", b"1", ("a", 2), "last"]
-    assert sum(each.count for each in refused) == 7
-    assert "the event has no attribute 'k'" in refused[0].reason
-    assert "returned True (bool)" in refused[1].reason
-    assert "returned 1.0 (float)" in refused[2].reason
-    assert "returned nothing" in refused[3].reason
 
 
 # -- one at a time --------------------------------------------------------------------------------
@@ -1245,10 +873,6 @@ async def test_an_invalid_key_is_refused_for_the_same_reason_with_any_number_of_
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-class DoubleClick(Click):
-    pass
 
 
 class Order(Event):

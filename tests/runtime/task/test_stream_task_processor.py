@@ -24,7 +24,6 @@ from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, T
 from s4node.events.keys import KeySpec
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
-from s4node.runtime.task.task import Task as PartitionTask
 from s4node.systems.memory import MemorySystem
 from s4node.testing import AppTest
 from tests.harness import running, until
@@ -110,7 +109,8 @@ MODES: dict[str, tuple[Callable[[Body], Any], dict[str, str]]] = {
     "callbacks, by key": (Calling, BY_KEY),
 }
 IN_ORDER = [name for name, (_, values) in MODES.items() if "task.max.concurrency" not in values]
-KEY_ORDER = [name for name, (_, values) in MODES.items() if values.get("task.order") == "key"]
+
+
 BOTH = ("memory.clicks", "memory.views")
 every_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -208,87 +208,6 @@ async def test_each_partition_has_a_task_which_gets_each_event_once(
             assert (e.system, e.stream, e.partition, e.key) == ("memory", "clicks", partition, None)
             assert e.message == Click(f"user{e.offset % 5}", e.offset)
             assert e.created_ms > 1_600_000_000_000
-
-
-@pytest.mark.parametrize("mode", KEY_ORDER)
-async def test_by_key_events_of_different_keys_overlap_and_those_of_one_never_do(
-    system: MemorySystem, settings: dict[str, str], mode: str
-) -> None:
-    fill(system, 1, 100)
-    inside: set[str] = set()
-    order: dict[str, list[int]] = defaultdict(list)
-    most = 0
-
-    class Watch:
-        """Runs the body of another task with a look at who is inside."""
-
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def __call__(self, _task: Any, envelope: Envelope, *_: Any) -> None:
-            nonlocal most
-            with self.lock:
-                assert envelope.key not in inside
-                inside.add(envelope.key)
-                most = max(most, len(inside))
-            time.sleep(0.002)
-            with self.lock:
-                inside.discard(envelope.key)
-                order[envelope.key].append(envelope.offset)
-
-    make, values = MODES[mode]
-    watch = Watch()
-    app = Job(lambda: make(watch), key="user")
-    async with running(app, settings | values):
-        await until(lambda: sum(map(len, order.values())) == 100)
-    assert all(offsets == sorted(offsets) for offsets in order.values())
-    assert len(order) == 5
-    if "async" not in mode:  # a body that blocks the loop overlaps nothing
-        assert most > 1
-
-
-async def test_async_events_of_one_key_never_overlap_and_those_of_others_do(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 100)
-    inside: list[str] = []
-    most = 0
-    done = 0
-
-    class Look:
-        async def process(self, envelope: Envelope, *_: Any) -> None:
-            nonlocal most, done
-            assert envelope.key not in inside
-            inside.append(envelope.key)
-            most = max(most, len(inside))
-            await trio.sleep(0.001 * (envelope.offset % 3))
-            inside.remove(envelope.key)
-            done += 1
-
-    async with running(Job(Look, key="user"), settings | BY_KEY):
-        await until(lambda: done == 100)
-    assert most == 5
-
-
-async def test_by_arrival_events_begin_in_order_and_no_more_than_allowed_are_outstanding(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 40)
-    begun: list[int] = []
-    callbacks: list[Callback] = []
-
-    class Keep:
-        def process_async(self, envelope: Envelope, _c: Any, _k: Any, callback: Callback) -> None:
-            begun.append(envelope.offset)
-            callbacks.append(callback)
-
-    async with running(Job(Keep), settings | {"task.max.concurrency": "3"}):
-        await until(lambda: len(begun) == 3)
-        for number in range(40):
-            await trio.testing.wait_all_tasks_blocked()
-            assert begun == list(range(min(40, number + 3)))
-            callbacks[number].complete()
-    assert begun == list(range(40))
 
 
 @every_mode
@@ -600,28 +519,6 @@ async def test_a_callback_of_a_container_that_is_gone_is_ignored(
     assert committed(container) in (None, 0)  # it will be processed again
 
 
-async def test_a_failure_reported_by_a_callback_names_the_event(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 3)
-
-    class Fail:
-        def process_async(self, envelope: Envelope, _c: Any, _k: Any, callback: Callback) -> None:
-            if envelope.offset == 2:
-                POOL.submit(callback.failure, KeyError("no such user"))
-            else:
-                callback.complete()
-
-    told = (
-        r"process_async of task 'Partition 0' \(Fail\) of app 'job' raised KeyError: "
-        r"'no such user'; event at clicks\[0\]@2"
-    )
-    with pytest.raises(TaskError, match=told) as caught:
-        async with running(Job(Fail), settings):
-            await trio.sleep_forever()
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
 async def test_what_is_sent_after_the_callback_is_an_error_and_not_lost(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -640,163 +537,6 @@ async def test_what_is_sent_after_the_callback_is_an_error_and_not_lost(
 
 
 # --- windows, commits and what happens before what -----------------------------------------------
-
-
-@every_mode
-async def test_in_every_mode_windows_and_commits_are_alone_and_see_all_that_was_processed(
-    system: MemorySystem, settings: dict[str, str], mode: str
-) -> None:
-    """The task writes plain attributes, without a lock, in process and in window."""
-    system.create("clicks", 2)
-    make, values = MODES[mode]
-    commits: list[int] = []
-
-    def count(task: Any, _e: Any, _c: Any, coordinator: Coordinator) -> None:
-        entered = task.entered = task.entered + 1
-        if entered % 40 == 0:
-            coordinator.commit()
-        task.seen.append(entered)
-
-    class Counting(make):  # type: ignore[misc, valid-type]
-        def __init__(self) -> None:
-            super().__init__(count)
-            self.lock = threading.Lock()
-            self.entered = 0
-            self.seen: list[int] = []
-            self.in_window = False
-            self.windows: list[int] = []
-
-        def window(self, _c: Collector, _k: Coordinator) -> None:
-            assert not self.in_window
-            self.in_window = True
-            before = len(self.seen)
-            assert before == self.entered
-            time.sleep(0.002)
-            assert len(self.seen) == self.entered == before
-            self.in_window = False
-            self.windows.append(before)
-
-    app = Job(Counting)
-    async with running(app, settings | values | {"task.window.ms": "5"}) as container:
-        loop = container.parts.loop
-        before = loop.commit
-
-        def commit(one: PartitionTask) -> bool:
-            user = app.tasks[one.partition]
-            assert not user.in_window
-            assert len(user.seen) == user.entered
-            assert one.gate.in_flight == 0
-            commits.append(user.entered)
-            return before(one)
-
-        loop.commit = commit  # type: ignore[method-assign]
-        fill(system, 2, 75)
-        await until(lambda: all(user.windows and user.windows[-1] == 75 for user in app.tasks))
-        fill(system, 2, 75)
-        await until(lambda: all(user.entered == 150 for user in app.tasks))
-        await until(lambda: all(user.windows and user.windows[-1] == 150 for user in app.tasks))
-    assert len(commits) >= 2
-    for user in app.tasks:
-        assert user.windows == sorted(user.windows)
-        assert len(user.windows) > 1
-
-
-@every_mode
-async def test_a_commit_that_is_asked_for_at_an_event_covers_exactly_that_event(
-    system: MemorySystem, settings: dict[str, str], mode: str
-) -> None:
-    system.create("clicks", 1)
-    make, values = MODES[mode]
-    taken: list[int] = []
-
-    def ask(_task: Any, envelope: Envelope, _c: Any, coordinator: Coordinator) -> None:
-        if envelope.offset in (0, 37, 38, 99):
-            coordinator.commit()
-
-    async with running(Job(lambda: make(ask)), settings | values) as container:
-        loop = container.parts.loop
-        before = loop.commit
-        assert container.replay is not None
-        progress = container.replay.consumers.progress[0][ssp()]
-
-        def commit(one: PartitionTask) -> bool:
-            taken.append(progress.safe)
-            return before(one)
-
-        loop.commit = commit  # type: ignore[method-assign]
-        fill(system, 1, 120)
-        await until(lambda: container.processed == 120)
-        await until(lambda: committed(container) == 100)
-    assert taken[:4] == [1, 38, 39, 100]
-
-
-async def test_events_after_a_commit_are_released_right_after_it_without_another_event(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 4)
-    callbacks: dict[int, Callback] = {}
-
-    class Keep:
-        def process_async(
-            self, envelope: Envelope, _c: Any, coordinator: Coordinator, callback: Callback
-        ) -> None:
-            if envelope.offset == 1:
-                coordinator.commit()
-            callbacks[envelope.offset] = callback
-
-    async with running(Job(Keep), settings | TOGETHER) as container:
-        assert container.replay is not None
-        progress = container.replay.consumers.progress[0][ssp()]
-        await until(lambda: len(callbacks) == 4)
-        for number in (2, 3, 1):
-            callbacks[number].complete()
-        await trio.testing.wait_all_tasks_blocked()
-        assert progress.safe == 0
-        callbacks[0].complete()
-        await until(lambda: committed(container) == 2)
-        assert progress.safe == 4
-
-
-async def test_a_slow_event_of_one_input_does_not_hold_the_progress_of_another_back(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 20)
-    fill(system, 1, 20, "views")
-    slow: list[Callback] = []
-
-    class Mixed:
-        def process_async(self, envelope: Envelope, _c: Any, _k: Any, callback: Callback) -> None:
-            if envelope.stream == "views" and envelope.offset == 0:
-                slow.append(callback)
-            else:
-                callback.complete()
-
-    app = Job(Mixed, "memory.clicks", "memory.views")
-    async with running(app, settings | TOGETHER) as container:
-        assert container.replay is not None
-        mine = container.replay.consumers.progress[0]
-        await until(lambda: container.processed == 39)
-        assert (mine[ssp()].safe, mine[ssp(stream="views")].safe) == (20, 0)
-        slow[0].complete()
-        await until(lambda: mine[ssp(stream="views")].safe == 20)
-
-
-@every_mode
-async def test_an_orderly_stop_drains_and_commits_so_that_a_restart_replays_nothing(
-    system: MemorySystem, settings: dict[str, str], mode: str
-) -> None:
-    fill(system, 2, 300)
-    make, values = MODES[mode]
-    seen: list[tuple[int, int]] = []
-    app = Job(lambda: make(lambda _t, e, *_: seen.append((e.partition, e.offset))))
-    async with running(app, settings | values):
-        await until(lambda: len(seen) > 20)
-    first = len(seen)
-    again = Job(lambda: make(lambda _t, e, *_: seen.append((e.partition, e.offset))))
-    async with running(again, settings | values):
-        await until(lambda: len(seen) >= 600)
-    assert sorted(seen) == [(p, n) for p in (0, 1) for n in range(300)]
-    assert first <= 600
 
 
 async def test_a_stop_whose_time_runs_out_commits_nothing_of_a_task_with_an_event_under_way(
@@ -908,17 +648,6 @@ async def test_a_window_of_one_task_does_not_hold_up_the_others(
         assert other <= 21
         go_on.set()
         await until(lambda: container.tasks[0].processed == 21)
-
-
-async def test_progress_is_committed_every_commit_interval(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 10)
-    app = Job(lambda: Plain(nothing))
-    async with running(app, settings | {"task.commit.ms": "20"}) as container:
-        await until(lambda: committed(container) == 10)
-        system.put("clicks", 0, Click("x", 10))
-        await until(lambda: committed(container) == 11)
 
 
 # --- what tasks ask for --------------------------------------------------------------------------
@@ -1393,48 +1122,6 @@ def test_a_timer_of_an_idle_task_may_be_set_and_cancelled_from_anywhere() -> Non
     assert rang == [("of a coroutine", 15.0), ("of a thread", 26.0)]
 
 
-async def test_a_task_may_be_wrapped_by_another_that_catches_what_it_raises(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 1, 10)
-    caught: list[int] = []
-    done: list[int] = []
-
-    class Catching:
-        """The logic that many tasks share: what one of them raises is written down."""
-
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-
-        def process(
-            self, envelope: Envelope, collector: Collector, coordinator: Coordinator
-        ) -> None:
-            try:
-                self._inner.process(envelope, collector, coordinator)
-            except ValueError:
-                caught.append(envelope.offset)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-    class Inner:
-        def init(self, _config: Any, context: TaskContext) -> None:
-            self.name = context.task_name
-
-        def process(self, envelope: Envelope, *_: Any) -> None:
-            if envelope.offset % 5 == 0:
-                raise ValueError("a fifth")
-            done.append(envelope.offset)
-
-        def close(self) -> None:
-            done.append(-1)
-
-    async with running(Job(lambda: Catching(Inner())), settings) as container:
-        await until(lambda: container.processed == 10)
-    assert caught == [0, 5]
-    assert done == [1, 2, 3, 4, 6, 7, 8, 9, -1]
-
-
 async def test_threads_run_tasks_beside_each_other_and_leave_the_loop_free(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -1449,26 +1136,3 @@ async def test_threads_run_tasks_beside_each_other_and_leave_the_loop_free(
     async with running(Job(lambda: Plain(meet)), settings | THREADS) as container:
         await until(lambda: container.processed == 20)
     assert sorted(met) == [0, 1, 2, 3]
-
-
-async def test_a_live_and_a_replayable_input_reach_the_same_task(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    from s4node import Client
-
-    fill(system, 1, 5)
-    del settings["streams.views.samza.offset.default"]
-    seen: list[tuple[str, str, int]] = []
-
-    class Both(Job):
-        def on_init(self) -> None:
-            super().on_init()
-            self.create_input_stream("views", types=Click)
-
-    app = Both(lambda: Plain(lambda _t, e, *_: seen.append((e.system, e.stream, e.message.number))))
-    async with running(app, settings) as container, Client(container.address) as client:
-        views = await client.stream("views")
-        await views.send(Click("live", 99))
-        await until(lambda: len(seen) == 6)
-    assert ("live", "views", 99) in seen
-    assert sum(system == "memory" for system, _, _ in seen) == 5
