@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 import typing
@@ -56,6 +57,23 @@ class HandlerTable(dict[type, Handler]):
     @property
     def any_async(self) -> bool:
         return any(map(inspect.iscoroutinefunction, self.declared.values()))
+
+
+def may_return(handler: Handler) -> bool:
+    """Return False if the code of a function shows that it returns nothing but None."""
+    code = getattr(handler, "__code__", None)
+    if code is None or code.co_flags & inspect.CO_GENERATOR:
+        return True
+    before = None
+    for each in dis.get_instructions(code):
+        if each.opname == "RETURN_CONST":
+            none = each.argval is None
+        else:
+            none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+        if each.opname.startswith("RETURN_") and not (none and not each.is_jump_target):
+            return True
+        before = each
+    return False
 
 
 def check_returned(_pe: object, result: Any) -> None:

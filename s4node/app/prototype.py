@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from s4node.app.handlers import HandlerTable, handlers_of, plain_hook, timer_hook
+from s4node.app.handlers import HandlerTable, handlers_of, may_return, plain_hook, timer_hook
 from s4node.app.processing_element import (
     AppFacts,
     ElementType,
@@ -136,6 +136,17 @@ class Prototype:
             or inspect.iscoroutinefunction(self.on_remove)
             or inspect.iscoroutinefunction(self.on_window)
         )
+
+    def call_lines(self, call: str, instance: str) -> list[str]:
+        """Source of a call of a handler, and of what becomes of its result.
+
+        Most handlers can return nothing but None, as their code shows: their events cost no check.
+        """
+        if self.is_async:
+            return [f"r = {call}", "if _isawaitable(r): await r"]
+        if any(map(may_return, self.on_event.declared.values())):
+            return [f"r = {call}", f"if r is not None: _returned({instance}, r)"]
+        return [call]
 
     def hooks(self) -> list[tuple[str, Callable[..., Any] | None]]:
         """The names and methods that are called for events, timers, creation and removal."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from shared_apps import Click, OnePE, handler_of, pe_class
 
 import s4node
 from s4node import App, Event, OutputStream, Pairs, ProcessingElement, tumbling
+from s4node.app.handlers import may_return
 from s4node.errors import GraphError, ProcessingError
 from s4node.testing import AppTest
 
@@ -50,6 +53,35 @@ def test_a_handler_that_returns_a_coroutine_fails(windows: bool) -> None:
     told = r"returned a coroutine of work, which is not awaited; write 'async def'"
     with AppTest(app) as test, pytest.raises(ProcessingError, match=told):
         test.send("clicks", Click("joe"))
+
+
+def test_code_shows_that_a_function_returns_nothing_but_none() -> None:
+    def leaves_early(x: object) -> None:
+        if x:
+            return
+        print(x)
+
+    def returns_in_one_way(x: object) -> object:
+        if x:
+            return None
+        return x
+
+    def yields(x: object) -> Iterator[object]:
+        yield x
+
+    def none_or_not(x: object) -> object:
+        return x and None
+
+    assert not any(map(may_return, (leaves_early, lambda _: None)))
+    others = (
+        returns_in_one_way,
+        yields,
+        none_or_not,
+        lambda x: work(x),
+        partial(leaves_early),
+        print,
+    )
+    assert all(map(may_return, others))
 
 
 def test_a_timer_that_returns_a_coroutine_fails() -> None:

@@ -451,15 +451,9 @@ def _target_lines(
         instance = f"{instances}[k]"
     if touches:
         lines.append(f"if i._mark is not _m{number}: _u{number}(i)")
-    if target.is_async:
-        lines += [
-            f"{indent}r = {call.format(i=instance)}",
-            f"{indent}if _isawaitable(r): await r",
-        ]
-    else:
-        lines.append(f"{indent}r = {call.format(i=instance)}")
-        known = "None" if "[" in instance else instance  # looking it up again might make it anew
-        lines.append(f"{indent}if r is not None: _returned({known}, r)")
+    known = "None" if "[" in instance else instance  # looking it up again might make it anew
+    call = call.format(i=instance)
+    lines += [f"{indent}{line}" for line in target.call_lines(call, known)]
     if trigger is not None:
         bindings[f"_t{number}"] = trigger
         lines.append(f"{indent}r = _t{number}({instance}, e)")

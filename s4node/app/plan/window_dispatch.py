@@ -129,9 +129,7 @@ def window_lines(
     direct = only_handler(stream, target)
     bindings[f"_h{number}"] = target.on_event if direct is None else direct
     handler = f"_h{number}" if direct is not None else f"_h{number}[e.__class__]"
-    call = [f"r = {handler}(i, e)", "if r is not None: _returned(i, r)"]
-    if target.is_async:
-        call = [f"r = {handler}(i, e)", "if _isawaitable(r): await r"]
+    call = target.call_lines(f"{handler}(i, e)", "i")
     if touches:
         call.insert(0, f"if i._mark is not _m{number}: _u{number}(i)")
     key = "None" if target.singleton else "k"
