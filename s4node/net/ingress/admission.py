@@ -389,7 +389,7 @@ class StreamAdmission:
             lane = lanes.get((producer, partition))
             if lane is not None and lane.connection == connection:
                 lane.left = leaves
-                if not leaves or time > lane.reported:
+                if not leaves or (time and time > lane.reported):  # 0: it has sent no event
                     lane.mark(Mark(number, time, idle and not leaves))
 
     def ask(self, producer: str, connection: Hashable) -> None:

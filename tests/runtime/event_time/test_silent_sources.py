@@ -497,6 +497,13 @@ def test_a_program_that_has_left_in_order_and_may_return_is_waited_for_as_an_idl
         assert bars(test) == [("a", 0, 1, 0)]
 
 
+def test_a_program_that_leaves_without_an_event_tells_no_time() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        Program(test, "nothing").leave()
+        test.advance(seconds=2)
+        assert watermark(times_of(test)) == -math.inf
+
+
 def test_a_program_that_was_killed_has_left_once_it_was_away_for_an_hour() -> None:
     with AppTest(market(tumbling(60))) as test:
         slow, fast = Program(test, "slow"), Program(test, "fast")
