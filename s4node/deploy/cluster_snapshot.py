@@ -52,6 +52,8 @@ class Row(StageStatistics):
         """Add what one container counts of it in one partition."""
         table.add(self, stage)
         self.executor = stage.executor
+        self.max_bytes += stage.max_bytes
+        self.highest = max(self.highest, stage.highest)
         self.fullest = max(
             self.fullest,
             stage.depth / (stage.capacity or 1),
