@@ -4,12 +4,10 @@ Rules
 - Replayable inputs go back with the savepoint. What is outside the job does not: consumers receive
   the events since the savepoint again, and events that producers were told are committed are lost
   to the job. Both are counted first, and the restore goes ahead only if the user agrees.
-- A consumer that has received more than the savepoint has gets the savepoint's waiting events under
-  their old numbers, and then events of another producer name, which it counts anew.
-- The job remembers what it has sent in former lives, so a later restore counts that, too.
-  Waiting events of a life that consumers may have forgotten are counted, and not sent again.
-- Waiting events that had no numbers yet, as the consumer was not there, are the first ones of the
-  new life.
+- A task that has sent nothing to a consumer since the savepoint goes on with its numbers. Otherwise
+  it begins a new life, whose first events are those that waited in the savepoint, and the consumer
+  counts all of them anew.
+- The job remembers what it has sent in all lives, so a later restore counts that, too.
 - Everything is checked before anything changes. From then on the job does not start until all of
   its tasks are restored; after a crash in between, restore again.
 - A task is restored under a claim, like that of any new owner: an owner that wakes up is fenced.
@@ -28,7 +26,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from s4node import clocks, threads
+from s4node import clocks, threads, tokens
 from s4node.app.app import App
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
@@ -36,7 +34,7 @@ from s4node.config.config import Config
 from s4node.errors import CheckpointError
 from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
-from s4node.net.egress.outbox_rows import channels_of, data_of, forget, sort_rows
+from s4node.net.egress.outbox_rows import begin_anew, channels_of, data_of, sort_rows
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import Producer, SavedProducer, row_of
@@ -44,17 +42,12 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.outputs.channels import parts_of
-from s4node.runtime.outputs.sent_lives import (
-    ended_in,
-    lives_in,
-    merged,
-    rows_anew,
+from s4node.runtime.outputs.channels import (
+    NOTHING_SENT,
+    parts_of,
+    sent_before,
     sent_by,
-    sent_since,
-    stored,
     to_consumers,
-    with_waiting,
 )
 from s4node.savepoints.manifest import Facts, Manifest, Restoring
 from s4node.savepoints.place import opened_task
@@ -80,19 +73,20 @@ from s4node.state.task_state import TaskState
 _BY_NUMBER = settings.GROUPER.default
 """The grouper with which the number of tasks is that of partitions, or of an input's."""
 
+_UNKNOWN = "?"
+"""Stands for a life of which nothing is known here."""
+
 
 @dataclass(frozen=True)
 class Since:
     """What the job has sent and acknowledged since a savepoint.
 
-    ``outputs`` counts events by stream and consumer, ``producers`` by stream and producer. ``over``
-    counts waiting events of earlier lives, which are not sent again. ``known`` is False if the
-    job's newer state is not here.
+    ``outputs`` counts events by stream and consumer, ``producers`` by stream and producer.
+    ``known`` is False if the job's newer state is not here.
     """
 
     outputs: Mapping[tuple[str, str], int]
     producers: Mapping[Producer, int]
-    over: Mapping[tuple[str, str], int]
     known: bool = True
 
 
@@ -114,19 +108,20 @@ class SavepointRestore:
     def since(self) -> Since:
         outputs: Counter[tuple[str, str]] = Counter()
         producers: Counter[Producer] = Counter()
-        over: Counter[tuple[str, str]] = Counter()
         newest = self._newest()
         for task, after in newest.items():
             if after is not None:
                 with opened_task(self.saved, task) as saved:
-                    before = Facts([], []) if saved is None else _facts_of(saved)
+                    before = Facts({}, []) if saved is None else _facts_of(saved)
                     channels = to_consumers(() if saved is None else saved.rows(OUTBOX))
-                now = lives_in(after.sent)
-                outputs += sent_since(channels, lives_in(before.sent), now)
-                for name, events in ended_in(channels, now).items():
-                    over[parts_of(name)] += events
+                for name, now in after.sent.items():
+                    then = before.sent.get(name, NOTHING_SENT)
+                    if now != then:
+                        frames = sort_rows(name, channels.get(name, ())).frames.values()
+                        waiting = sum(each.end - each.first for each in chain(*frames))
+                        outputs[parts_of(name)] += max(0, now[1] - then[1] + waiting)
                 producers.update(_acknowledged_since(before, after, self._own))
-        return Since(+outputs, +producers, +over, None not in newest.values())
+        return Since(+outputs, +producers, None not in newest.values())
 
     def check_agreed(
         self, since: Since, *, outputs_again: bool, accept_loss: bool, tell: Callable[[str], None]
@@ -150,15 +145,10 @@ class SavepointRestore:
                 f"{stream} from {who}: {events} events that were acknowledged since are lost, but "
                 f"for what is sent again"
             )
-        for (stream, consumer), events in sorted(since.over.items()):
-            tell(
-                f"{stream} to {consumer}: {events} events that the savepoint still has are not "
-                f"sent again, for {consumer} has begun to receive later ones of {self.app}"
-            )
         wanted = []
         if since.outputs and not outputs_again:
             wanted.append("--outputs again")
-        if (since.producers or since.over or self._anew) and not accept_loss:
+        if (since.producers or self._anew) and not accept_loss:
             wanted.append("--accept-loss")
         if not wanted:
             return
@@ -218,8 +208,8 @@ class SavepointRestore:
             for done, task in enumerate(tasks):
                 tell(done, len(tasks))
                 passing("restore.task")
-                again = outputs_again or accept_loss
-                self.restore_task(store, task, newest[task], again=again, accept_loss=accept_loss)
+                facts = newest[task]
+                self.restore_task(store, task, facts, again=outputs_again, accept_loss=accept_loss)
                 passing("restore.written")
             if not self._anew:
                 trio.run(self._put_startpoints)
@@ -247,16 +237,9 @@ class SavepointRestore:
             state.owners = {claim.fence: state.owners[claim.fence]}  # the others are known there
             place = task_folder(self.folder, task)
             CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
-            sent = merged(sent_by(state), lives_in(() if newest is None else newest.sent))
-            if again:
-                channels = to_consumers(state.rows(OUTBOX))
-                forget(state.changes, chain.from_iterable(channels.values()))
-                for key, value in rows_anew(channels, sent):
-                    state.changes.put(task_row(OUTBOX, key), value)
-                sent = with_waiting(channels, sent)
+            self._begin_lives(state, newest, again=again)
             if accept_loss:
                 self._let_skip(state, newest)
-            state.set_meta(SENT, stored(sent))
             state.set_meta(DONE, 0)
             state.set_meta(CUT, self.manifest.number)
             now = now_ms()
@@ -266,6 +249,24 @@ class SavepointRestore:
             passing("restore.commit")
             state.write_commit()
             state.end_commit(written=True)
+
+    def _begin_lives(self, state: TaskState, newest: Facts | None, *, again: bool) -> None:
+        """Begin a new life of each channel on which events were sent since.
+
+        If that is not known, with ``again`` all begin one.
+        """
+        then = sent_by(state)
+        if newest is not None:
+            now = newest.sent
+        else:
+            now = {name: (_UNKNOWN, sent) for name, (_, sent) in then.items()} if again else then
+        sent = sent_before(state)
+        for name, rows in to_consumers(state.rows(OUTBOX)).items():
+            if now.get(name, NOTHING_SENT) != then[name]:
+                begin_anew(state.changes, name, rows, tokens.later())
+        state.set_meta(
+            SENT, sent | {name: each for name, each in now.items() if each != then.get(name)}
+        )
 
     def _let_skip(self, state: TaskState, newest: Facts | None) -> None:
         """Let all producers go on at any number, including those new since the savepoint."""
@@ -343,14 +344,14 @@ def check_senders(cluster: str, manifest: Manifest, saved: Path) -> None:
 
 
 def _facts_of(state: TaskState) -> Facts:
-    """The facts of a task's last commit, and of the lives that earlier restores have ended.
+    """The facts of a task's last commit.
 
     A stream's number without a producer is for producers that have ended.
     """
     told = [(*producer, row.number) for producer, row in state.producers().items()]
     ended = {stream for stream, _, _ in told} | state.facts(ENDED)
     told += [(each, "", state.meta(ENDED + each) or 0) for each in ended]
-    return Facts(stored(sent_by(state)), told)
+    return Facts(sent_by(state), told)
 
 
 def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Producer]:

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -87,19 +87,14 @@ class Manifest(msgspec.Struct, frozen=True):
                 yield task, name, file
 
 
-Sent: TypeAlias = tuple[str, str, str, int, int, int]
-"""What was sent in a life: stream, consumer, life, and the numbers of events that were sent, that
-are acknowledged, and that may have arrived since from a savepoint."""
-
-
 class Facts(msgspec.Struct, frozen=True):
     """What others know of a task's commit.
 
-    ``sent`` has the events of each life, ``acknowledged`` the committed number of each producer of
-    a stream.
+    ``sent`` has the latest life of each channel to a consumer, and the number of events in all
+    lives, ``acknowledged`` the committed number of each producer of a stream.
     """
 
-    sent: list[Sent]
+    sent: dict[str, tuple[str, int]]
     acknowledged: list[tuple[str, str, int]]
 
 

@@ -42,8 +42,8 @@ DONE = "done"
 ENDED = "ended on "
 """The fact how many events of a durable stream came from producers that are forgotten."""
 
-SENT = "sent in lives"
-"""The fact how much the task has sent to consumers, in lives of channels that are gone."""
+SENT = "sent"
+"""The fact how much the task has sent to consumers, in lives of channels that are over."""
 
 LIFE = "life"
 """The fact that names the life of the task as a producer."""

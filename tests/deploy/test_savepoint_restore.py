@@ -17,7 +17,14 @@ from s4node.deploy.repartition import Repartition
 from s4node.deploy.savepoint import SavepointOf
 from s4node.deploy.savepoint_restore import SavepointRestore, check_readable
 from s4node.errors import CheckpointError
-from s4node.net.egress.outbox_rows import RowKeys, channels_of, life_of, number_row, weight_of
+from s4node.net.egress.outbox_rows import (
+    RowKeys,
+    channels_of,
+    forget,
+    life_of,
+    number_row,
+    weight_of,
+)
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import TaskClaims
@@ -29,71 +36,92 @@ from s4node.state.job import saved_state, taken_over, task_folder
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
-LIVES = wire.MAX_LIVES + 2
 TASK = "Partition 0"
 CHANNEL = channel_name("done", "end")
+LATER = "z"
+"""A life that is later than all others."""
 GUARD = JobGuard(1, BY_PARTITION, settings.HASHER.default)
 
 
-@pytest.mark.long
-def test_a_restore_counts_what_was_sent_in_more_lives_than_consumers_remember(
+def test_a_restore_counts_what_was_sent_in_all_lives(job: SavepointOf) -> None:
+    send(job, "0-00", 100)
+    job.take_stopped("first")
+    send(job, "0-00", 110)
+    for number in range(1, 6):
+        assert again(job, "first") == 10 * number
+        restore(job, "first")
+        send(job, f"0-{number:02}", 10)
+        if number == 3:
+            job.take_stopped("second")
+    assert again(job, "second") == 20
+
+
+def test_a_task_that_has_sent_nothing_since_a_savepoint_keeps_its_numbers(job: SavepointOf) -> None:
+    send(job, "0-00", 100, waiting=7)
+    job.take_stopped("first")
+    send(job, "0-00", 100)  # the consumer has taken all
+    assert again(job, "first") == 0
+    restore(job, "first", outputs_again=False)
+    assert waiting(job) == {"0-00": 7}
+
+
+def test_a_deployment_that_is_undone_before_it_has_sent_anything_keeps_the_numbers(
     job: SavepointOf,
 ) -> None:
     send(job, "0-00", 100)
     job.take_stopped("first")
-    send(job, "0-00", 110)
-    for number in range(1, LIVES):
-        assert again(job, "first") == 10 * number
-        restore(job, "first")
-        send(job, f"0-{number:02}", 10)
-        if number == LIVES // 2:
-            job.take_stopped("second")
-    assert again(job, "second") == 10 * (LIVES - 1 - LIVES // 2)
+    send(job, "0-00", 130, waiting=9)
+    job.take_stopped("before")
+    restore(job, "first")
+    assert again(job, "before") == 0
+    restore(job, "before")
+    assert waiting(job) == {"0-00": 9}
+    restore(job, "first")
+    send(job, LATER, 1)
+    assert again(job, "before") == 1 + 9
+    restore(job, "before")
+    assert waiting(job) == {new_life(job): 9}
 
 
-def test_waiting_events_are_sent_if_the_consumer_remembers_their_life(job: SavepointOf) -> None:
+def test_what_waited_is_the_first_of_a_new_life_if_more_was_sent_since(job: SavepointOf) -> None:
     send(job, "0-00", 100, waiting=7)
     job.take_stopped("first")
-    for number in range(1, wire.MAX_LIVES):
-        restore(job, "first")
-        send(job, f"0-{number:02}", 10)
-    assert over(job, "first") == 0
+    send(job, "0-00", 130)
+    assert again(job, "first") == 30 + 7
     restore(job, "first")
-    assert waiting(job) == {"0-00": 7}
-    send(job, f"0-{wire.MAX_LIVES}", 10)
-    assert over(job, "first") == 7
+    first = new_life(job)
+    assert waiting(job) == {first: 7}
+    assert again(job, "first") == 30 + 7  # for those have no numbers yet
+    send(job, first, 7 + 5)
+    assert again(job, "first") == 30 + 7 + 12
     restore(job, "first")
-    assert waiting(job) == {}
-
-
-def test_a_life_in_which_nothing_was_sent_ends_no_other_one(job: SavepointOf) -> None:
-    send(job, "0-00", 100, waiting=7)
-    job.take_stopped("first")
-    for number in range(1, LIVES):
-        restore(job, "first")
-        send(job, f"0-{number:02}", 0)
-    assert over(job, "first") == 0
-    restore(job, "first")
-    assert waiting(job) == {"0-00": 7}
+    assert waiting(job) == {new_life(job): 7}
+    assert new_life(job) > first
 
 
 def test_what_waited_for_the_partitions_of_its_consumer_is_the_first_of_a_new_life(
     job: SavepointOf,
 ) -> None:
-    send(job, "0-00", 100, waiting=7)
-    job.take_stopped("zero")
-    restore(job, "zero")
-    send(job, "0-01", unnumbered=5)
+    send(job, "0-00", unnumbered=5)
     job.take_stopped("first")
-    send(job, "0-01", 30)
+    send(job, "0-00", 30)
     assert again(job, "first") == 30
     restore(job, "first")
-    (new,) = waiting(job).keys() - {"0-00"}
-    assert new > "0-01"
-    assert waiting(job) == {"0-00": 7, new: 5}
-    assert again(job, "first") == 30
-    send(job, new, 5)
-    assert again(job, "first") == 35
+    assert waiting(job) == {new_life(job): 5}
+
+
+def test_where_newer_state_is_missing_the_user_says_whether_numbers_go_on(job: SavepointOf) -> None:
+    send(job, "0-00", 100, waiting=7)
+    job.take_stopped("first")
+    for outputs_again in (False, True, False):
+        shutil.rmtree(task_folder(job.folder, TASK))
+        restore(job, "first", outputs_again=outputs_again)
+        assert waiting(job) == {new_life(job) if outputs_again else "0-00": 7}
+    shutil.rmtree(task_folder(job.folder, TASK))
+    restore(job, "first")
+    assert again(job, "first") == 7
+    restore(job, "first")
+    assert waiting(job) == {new_life(job): 7}
 
 
 def test_neither_a_savepoint_nor_a_repartition_hides_that_commits_are_lost(
@@ -184,18 +212,20 @@ def job(tmp_path: Path) -> SavepointOf:
 
 
 def send(job: SavepointOf, life: str, end: int = 0, waiting: int = 0, unnumbered: int = 0) -> None:
-    """Have the task commit that it has sent events below ``end`` in this life of its channel; the
-    last of them wait. Further ones may be without numbers, as the consumer is not there."""
+    """Have the task commit that it has sent events below ``end`` in this life of its channel, of
+    which the last ``waiting`` wait; others may have no numbers, as the consumer is not there."""
     with (
         closing(TaskClaims(job.folder)) as store,
         taken_over(job.folder, store, TASK, None) as (claim, state),
     ):
         keys = RowKeys(CHANNEL)
+        forget(state.changes, state.rows(OUTBOX))
         state.changes.put(keys.life, life.encode())
         if end:
             state.changes.put(keys.next_number(0), number_row(end))
-        own = wire.Data("done", 0, "", 0, unnumbered, (wire.Section(0, unnumbered, 0),))
-        state.changes.put(keys.own_row(0), wire.encode_frame(own) if unnumbered else None)
+        if unnumbered:
+            own = wire.Data("done", 0, "", 0, unnumbered, (wire.Section(0, unnumbered, 0),))
+            state.changes.put(keys.own_row(0), wire.encode_frame(own))
         if waiting:
             name = f"{wire.TASK}default/shop/{TASK}#{life}"
             data = wire.Data(
@@ -221,9 +251,9 @@ def back_to(job: SavepointOf, name: str) -> Iterator[SavepointRestore]:
         yield SavepointRestore(job.app, job.folder, job.config, None, manifest, saved)
 
 
-def restore(job: SavepointOf, name: str) -> None:
+def restore(job: SavepointOf, name: str, *, outputs_again: bool = True) -> None:
     with back_to(job, name) as restored:
-        restored.restore(outputs_again=True, accept_loss=True)
+        restored.restore(outputs_again=outputs_again, accept_loss=True)
 
 
 def again(job: SavepointOf, name: str) -> int:
@@ -232,15 +262,16 @@ def again(job: SavepointOf, name: str) -> int:
         return restored.since().outputs["done", "end"]
 
 
-def over(job: SavepointOf, name: str) -> int:
-    """How many waiting events of a savepoint are not sent."""
-    with back_to(job, name) as restored:
-        return restored.since().over.get(("done", "end"), 0)
-
-
 def waiting(job: SavepointOf) -> dict[str, int]:
     """The events that wait, by life."""
     with saved_state(job.folder, TASK) as state:
         assert state is not None
         channels = channels_of(state.rows(OUTBOX)).values()
         return {life_of(rows): weight_of(rows)[0] for rows in channels if weight_of(rows)[0]}
+
+
+def new_life(job: SavepointOf) -> str:
+    """The life of the channel, which begins with it; not one of those that tests name."""
+    (life,) = waiting(job)
+    assert not life.startswith("0-")
+    return life

@@ -71,6 +71,7 @@ async def test_a_producer_goes_on_after_a_loss_that_was_accepted(it: Shop) -> No
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 1000)
+            await it.until_total(1000)
             await it.s4("savepoint", "take", "counter", "--name", "early")
             await it.send(client, 1000, 1500)
             await it.until_total(1500)
@@ -116,13 +117,15 @@ async def test_a_restore_that_dies_forgets_nothing_that_was_sent(it: Shop, step:
             await it.s4("savepoint", "take", "counter", "--name", "one")
             await it.send(client, 500, 800)
             await it.until_total(800)
+        back = ("run", "counter.py", "--from", "one", *it.to(totals))
+        again = int(_number_before(" events come again", (await it.s4(*back, ends=1)).errors))
+        assert again >= 300  # and what waited in the savepoint
         more = ("--outputs", "again", "--accept-loss")
-        dead = ("run", "counter.py", "--from", "one", *more, *it.to(totals))
-        await it.s4(*dead, ends=-9, fault=step)
-        refused = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
-        assert int(_number_before(" events come again", refused.errors)) == 300
+        await it.s4(*back, *more, ends=-9, fault=step)
+        refused = await it.s4(*back, ends=1)
+        assert int(_number_before(" events come again", refused.errors)) == again
         async with it.counter(totals, "--from", "one", *more):
-            await it.until_total(800)
+            await it.until_total(500 + again)
 
 
 async def test_a_stopped_app_has_savepoints_too_and_one_file_takes_them_elsewhere(it: Shop) -> None:
@@ -162,7 +165,8 @@ async def test_a_savepoint_of_state_at_a_url_is_gone_back_to_on_another_machine(
         shown = json.loads((await it.s4("savepoint", "list", "counter", "--json")).stdout[-1])
         assert [each["name"] for each in shown] == ["one"]
         refused = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
-        assert "done to end: 400 events come again" in refused.errors
+        again = int(_number_before(" events come again", refused.errors))
+        assert again >= 400
         assert "clicks from 'p': 400 events that were acknowledged since are lost" in refused.errors
         more = ("--from", "one", "--outputs", "again", "--accept-loss")
         async with (
@@ -170,7 +174,7 @@ async def test_a_savepoint_of_state_at_a_url_is_gone_back_to_on_another_machine(
             Client(counter.address, producer="p") as client,
         ):
             await it.send(client, 0, 1200, again=True)
-            await it.until_total(1000 + 600)
+            await it.until_total(1000 + again + 200)
         assert it.counts("counter") == counts(range(1200))
         it.state = (
             "state"  # here is what the first machine had, which is older than what is shipped
@@ -180,7 +184,7 @@ async def test_a_savepoint_of_state_at_a_url_is_gone_back_to_on_another_machine(
             Client(counter.address, producer="p") as client,
         ):
             await it.send(client, 0, 1300, again=True)
-            await it.until_total(1000 + 700)
+            await it.until_total(1000 + again + 300)
         assert it.counts("counter") == counts(range(1300))
 
 
@@ -324,11 +328,11 @@ async def test_a_restore_after_one_that_was_cut_short_counts_all_tasks(it: Shop)
         both = ("--outputs", "again", "--accept-loss")
         await it.s4(*to, *both, ends=-9, fault="restore.task:4")
         second = await it.s4(*to, ends=1)
-        assert "400 events come again" in first.errors
+        assert int(_number_before(" events come again", first.errors)) >= 400
         assert second.errors == first.errors
 
 
-async def test_a_savepoint_of_a_job_that_still_sends_what_a_former_one_had_is_gone_back_to(
+async def test_what_waited_in_a_savepoint_comes_in_the_new_life_or_under_its_numbers(
     it: Shop,
 ) -> None:
     async with it.totals() as totals:
@@ -339,26 +343,28 @@ async def test_a_savepoint_of_a_job_that_still_sends_what_a_former_one_had_is_go
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 200, 300)  # which wait for their consumer
             await it.s4("savepoint", "take", "counter", "--name", "one")
-        back = ("--outputs", "again", "--accept-loss", "--from")
-        async with (
-            it.counter(totals, *back, "one") as counter,
-            Client(counter.address, producer="p") as client,
-        ):
-            await it.send(client, 300, 400)  # these wait behind them
+            await it.send(client, 300, 400)
+        async with it.counter(
+            totals, "--from", "one", "--outputs", "again", "--accept-loss"
+        ) as counter:
+            assert "done to end: 200 events come again" in counter.errors
             await it.s4("savepoint", "take", "counter", "--name", "two")
-            await it.send(client, 400, 500)
-        async with it.totals(listen=totals.address), it.counter(totals):
-            await it.until_total(500)
+            async with it.totals(listen=totals.address):
+                await it.until_total(300)
+        refused = await it.s4("run", "counter.py", "--from", "two", *it.to(totals), ends=1)
+        assert "done to end: 100 events come again" in refused.errors
+        assert "to go back all the same add --outputs again" in refused.errors
+        assert "--accept-loss" not in refused.errors
+        async with it.counter(totals):
+            await it.s4("savepoint", "take", "counter", "--name", "three")
         async with (
             it.totals(listen=totals.address),
-            it.counter(totals, *back, "two") as counter,
+            it.counter(totals, "--from", "three") as counter,
             Client(counter.address, producer="p") as client,
         ):
-            assert "are not sent again" not in counter.errors  # the consumer remembers that life
-            assert "done to end: 200 events come again" in counter.errors
-            await it.send(client, 400, 700)
-            await it.until_total(700 + 200)
-        assert it.counts("counter") == counts(range(700))
+            await it.send(client, 0, 500, again=True)
+            await it.until_total(500)
+        assert it.counts("counter") == counts(range(500))
 
 
 async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(it: Shop) -> None:

@@ -99,7 +99,7 @@ BODIES = (
 QUESTIONS = ("list", "describe", "create", "drop", "trim", "forget", "offset", "append", "none")
 SINK_QUESTIONS = tuple(f"sink.{word}" for word in ("stage", "publish", "carried", "abort", "list"))
 HEADERS = (
-    "subscribe", "start", "fence", "former", "own_id", "new", "cluster", "epochs", "savepoint",
+    "subscribe", "start", "fence", "own_id", "new", "cluster", "epochs", "savepoint",
     "layout", "closed", "producer", "trace",
 )  # fmt: skip
 

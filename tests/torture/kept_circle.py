@@ -33,9 +33,12 @@ class Kept:
     unnumbered: int = 0
 
     @property
-    def lives(self) -> set[str]:
-        """The producers that have sent anything to the other app."""
-        return {producer for (producer, _), end in self.ends.items() if end}
+    def sent(self) -> dict[str, tuple[str, int]]:
+        """By task, the producer that has sent anything to the other app, and how much."""
+        found = Counter[str]()
+        for (producer, _), end in self.ends.items():
+            found[producer] += end
+        return {name.partition("#")[0]: (name, end) for name, end in found.items() if end}
 
     @property
     def ended(self) -> int:
@@ -93,15 +96,12 @@ class Arrivals:
     names: Counter[str] = field(default_factory=Counter)
     lanes: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def lacks(self, ends: Mapping[tuple[str, str], int], lives: Collection[str]) -> int:
-        """How many events of lanes up to these numbers have not arrived, and may still come.
-
-        Only those of these ``lives`` may; the receiver may have forgotten all others.
-        """
+    def lacks(self, ends: Mapping[tuple[str, str], int], producers: Collection[str]) -> int:
+        """How many events of these producers' lanes up to these numbers have not arrived."""
         return sum(
             max(0, end - self.lanes.get((producer, to), 0))
             for (producer, to), end in ends.items()
-            if producer in lives
+            if producer in producers
         )
 
 

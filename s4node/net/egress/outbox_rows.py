@@ -52,16 +52,16 @@ def life_of(rows: Rows) -> str:
     return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
 
 
-def renamed(rows: Rows, channel: str) -> list[tuple[bytes, bytes]]:
-    """These rows as those of a channel with another name."""
-    name = channel.encode() + b"\0"
-    return [(key[:1] + name + key[key.index(b"\0", 1) + 1 :], value) for key, value in rows]
-
-
-def begun_anew(channel: str, rows: Rows, life: str) -> list[tuple[bytes, bytes]]:
-    """These rows of a channel in another life; they have no numbers."""
-    own = _LIFE + channel.encode() + b"\0"
-    return [(key, life.encode() if key == own else value) for key, value in rows]
+def begin_anew(changes: Changes, channel: str, rows: Rows, life: str) -> None:
+    """Have a channel with these rows begin another life, which first puts what waits in them."""
+    saved, keys = sort_rows(channel, rows), RowKeys(channel)
+    frames = [frame.data for lane in saved.frames.values() for frame in lane]
+    forget(changes, rows)
+    changes.put(keys.life, life.encode())
+    for declared in saved.versions.values():
+        changes.put(keys.type(declared.fingerprint), type_row(declared))
+    for index, data in enumerate([*frames, *saved.own]):
+        changes.put(keys.own_row(index), data)
 
 
 def forget(changes: Changes, rows: Rows) -> None:

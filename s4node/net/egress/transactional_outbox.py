@@ -67,8 +67,7 @@ class TransactionalOutbox(Outbox):
     the consumer will tell it; ``home`` is the task's own partition. ``clock`` gives Unix time in
     ms. ``life`` names an outbox that may be forgotten and made anew; ``app`` is for errors. Tasks
     that put on the stream are held from ``bound`` unacknowledged bytes on. ``ask_for_cut(number)``
-    returns False if the task has made that cut. A ``former`` outbox only sends what it has
-    from a savepoint; owners may have more of it.
+    returns False if the task has made that cut.
     """
 
     committed = True
@@ -88,7 +87,6 @@ class TransactionalOutbox(Outbox):
         life: str = "",
         app: str = "",
         ask_for_cut: Callable[[int], bool] = lambda _: False,
-        former: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(stream, producer, **options)
@@ -116,7 +114,6 @@ class TransactionalOutbox(Outbox):
         self._learned: tuple[int, str, int | None] | None = None
         self._ended = Closing(())  # of the layout of our lanes
         self._savepoint = 0
-        self._former = former
         self._ask_for_cut = ask_for_cut
         self._ahead: dict[int, int] = {}  # lanes whose owners are ahead of our cut, by number
         self._settles: dict[int, int] = {}  # where those are settled after our cut
@@ -365,7 +362,7 @@ class TransactionalOutbox(Outbox):
 
     def _contradicts(self, lane: Lane, position: wire.Position) -> str:
         """Why a lane cannot resume at its owner's position; empty if it can."""
-        if lane.upto <= position.number and (position.number <= lane.released or self._former):
+        if lane.upto <= position.number <= lane.released:
             return ""
         where = f"stream {self.stream!r}, partition {lane.partition}: its owner expects event"
         if position.number > lane.released:

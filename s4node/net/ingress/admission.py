@@ -14,8 +14,8 @@ Rules
 - Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived.
 - Lives of a producer follow each other under one id, as the owners of a task do. The hello of an
   older life is refused (:mod:`s4node.net.ingress.producer_life`).
-- A task that has begun anew has another id. Its latest ids are remembered, and the former ones are
-  refused, unless the task says that it sends the rest of a former life from a savepoint.
+- A task that has begun anew has another id. Its latest ids are remembered, and earlier ones are
+  refused.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it expires
   or its producer sends an end of stream; the number of such lanes is bounded.
 """
@@ -129,8 +129,7 @@ class StreamAdmission:
             )
         words = self._words.get(task, [])
         latest = words[-1] if words else ""
-        is_former = bool(hello.headers.get(wire.FORMER))
-        if word < latest and not (is_former and (word >= words[0] or len(words) < wire.MAX_LIVES)):
+        if word < latest:
             return (
                 f"stream {self.stream!r}: the task of {hello.peer!r} has begun anew since, as "
                 f"{task}#{latest}, so events of its former state are refused; remove that state, "

@@ -47,7 +47,7 @@ _QUESTIONS = {
 }
 """The requests that are questions; all others are changes."""
 
-_CLAIMS = (wire.CLUSTER, wire.FENCE, wire.FORMER)
+_CLAIMS = (wire.CLUSTER, wire.FENCE)
 """Headers with which a hello claims to be a member's or a task's."""
 
 

@@ -85,9 +85,6 @@ OWN_ID = "own_id"
 FENCE = "fence"
 """Header of a task's hello: a number that rises with each owner of the task."""
 
-FORMER = "former"
-"""Header of a task's hello: it sends what a savepoint has of a former life of the task."""
-
 UNTIMED = "untimed"
 """Header of a task's hello: it reports no time for the stream, so its events tell it."""
 

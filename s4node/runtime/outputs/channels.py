@@ -1,33 +1,37 @@
 """The channels of a task: the path of each of its streams to other tasks, or to one consumer.
 
 Rules
-- The name of a channel is its stream, or its stream and the consumer. A former channel, which sends
-  what a savepoint still had, has a longer name than the channel that begins after it.
+- The name of a channel is its stream, or its stream and the consumer.
 - A channel to an absent consumer that an earlier owner has left is unclaimed until the consumer
   comes.
+- The rows of a channel to a consumer have the numbers of its life. When they go, the total stays as
+  a fact of the task, also if the task goes back to a savepoint; so totals only rise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from s4node.app.stream import InputStream, Stream
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
-from s4node.net.egress.outbox_rows import Rows
+from s4node.net.egress.outbox_rows import Rows, channels_of, life_of, numbered
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
 from s4node.runtime.task.task import Task
-from s4node.state.job import LIFE
+from s4node.state.job import LIFE, SENT
+from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 _TO = "\1"
 """Separates a stream from its consumer in the name of a channel."""
-FORMER = f"{_TO}former"
-"""Ends the name of a former channel."""
+
+Sent: TypeAlias = tuple[str, int]
+"""The latest life of a channel in which anything was sent, and the events in all lives."""
+
+NOTHING_SENT: Sent = ("", 0)
 
 
 class Side:
@@ -44,7 +48,13 @@ class Side:
         self.moved = 0  # the value of _moved when the last commit began
         self.committing = False
         self.life: str = state.meta(LIFE) or ""
-        self.sent: dict[tuple[str, str, str], Any] = {}  # on channels that are gone
+        self.sent = sent_before(state)
+
+    def remember(self, channel: str, life: str, sent: int) -> None:
+        """Remember what was sent in a life of a channel, whose rows go with the next commit."""
+        if sent and parts_of(channel)[1]:
+            self.sent[channel] = life, self.sent.get(channel, NOTHING_SENT)[1] + sent
+            self.state.set_meta(SENT, self.sent)
 
 
 class Unclaimed(NamedTuple):
@@ -72,12 +82,28 @@ def channel_name(stream: str, consumer: str) -> str:
 
 def parts_of(channel: str) -> tuple[str, str]:
     """The stream and the consumer in a channel's name; no consumer between tasks of the app."""
-    stream, _, rest = channel.partition(_TO)
-    return stream, rest.partition(_TO)[0]
+    stream, _, consumer = channel.partition(_TO)
+    return stream, consumer
 
 
-def former_first(channels: Iterable[str]) -> list[str]:
-    return sorted(channels, key=lambda name: -name.count(FORMER))
+def sent_before(state: TaskState) -> dict[str, Sent]:
+    """What a task has sent in lives of channels that are over, as of its last commit."""
+    return {name: (life, total) for name, (life, total) in (state.meta(SENT) or {}).items()}
+
+
+def sent_by(state: TaskState) -> dict[str, Sent]:
+    """What a task has sent to consumers, by channel, as of its last commit."""
+    found = sent_before(state)
+    for name, rows in to_consumers(state.rows(OUTBOX)).items():
+        life, total = found.get(name, NOTHING_SENT)
+        sent = numbered(name, rows)
+        found[name] = life_of(rows) if sent else life, total + sent
+    return found
+
+
+def to_consumers(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
+    """The channels to consumers among a task's rows."""
+    return {name: found for name, found in channels_of(rows).items() if parts_of(name)[1]}
 
 
 def is_near(channel: Channel, lane: Lane) -> bool:

@@ -16,10 +16,8 @@ Rules
   earlier numbers, so its new channel has another producer name. The same holds for a consumer with
   a new number of partitions: events that do not count yet are routed again, by one commit of their
   task.
-- If a job goes on from a savepoint, a consumer may have received more than the savepoint has. Then
-  a task has a former channel to it, which sends what the savepoint still had under its numbers. The
-  new channel, with another producer name, begins when the consumer has committed all of that. A
-  former channel may have a former one itself.
+- If a job goes on from a savepoint and a task has sent a consumer more than the savepoint has, its
+  channel begins another life, and first puts what waited in the savepoint.
 - Events of a commit that was taken before the partitions were known leave with a later commit.
 """
 
@@ -43,7 +41,14 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox_rows import Rows, channels_of, forget, life_of, weight_of
+from s4node.net.egress.outbox_rows import (
+    Rows,
+    channels_of,
+    forget,
+    life_of,
+    numbered,
+    weight_of,
+)
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
@@ -51,19 +56,17 @@ from s4node.offsets.cuts import Cuts
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.channels import (
-    FORMER,
     Channel,
     Side,
     Unclaimed,
     channel_name,
-    former_first,
     headers_of_time,
     is_near,
     parts_of,
+    sent_before,
 )
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
 from s4node.runtime.outputs.refusals import Refusals
-from s4node.runtime.outputs.sent_lives import Sent, remember, sent_before, sent_on
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow
@@ -139,11 +142,8 @@ class Exchange:
     def add_task(self, task: Task, state: task_state.TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = Side(task, state, fence)
-        side.sent = sent_before(state)
         task.processor.times.puts.on_passed_on = partial(self._tell_times, side)
-        left = channels_of(rows)
-        for name in former_first(left):
-            mine = left[name]
+        for name, mine in channels_of(rows).items():
             stream, consumer = parts_of(name)
             if stream not in self._app.streams:
                 raise S4Error(
@@ -171,16 +171,17 @@ class Exchange:
         for name in [name for name, channel in side.channels.items() if channel.replaces]:
             self._close(side, name, side.channels.pop(name))
             self._channel(side, name, rows.get(name, ()))
+        for name in rows.keys() - side.unclaimed.keys():
+            channel, life = side.channels.get(name), life_of(rows[name])
+            if channel is None or channel.outbox.life != life:
+                side.remember(name, life, numbered(name, rows[name]))
+                forget(state.changes, rows[name])  # the consumer has gone since they were written
         for stream, channel in side.channels.items():
             own = channel.outbox.roll_back(state.changes, rows.get(stream, ()), trio.current_time())
             self._tell(channel)
             if own:
                 side.left[stream] = own
                 side.own_rows = True
-        for name in rows.keys() - side.channels.keys() - side.unclaimed.keys():
-            for life, sent in sent_on({name: list(rows[name])}).items():
-                remember(side, name, life[2], sent)
-            forget(state.changes, rows[name])  # the consumer has gone since they were written
 
     def revoke(self, task: Task) -> None:
         """Close the part of a task that another container takes over from its last commit."""
@@ -224,11 +225,8 @@ class Exchange:
             side.life = tokens.later()
             state.set_meta(LIFE, side.life)
         life = life_of(rows) if rows else tokens.later() if consumer else ""
-        former = name.endswith(FORMER)
         cluster = self._config[settings.CLUSTER_NAME]
         fence: wire.Headers = {wire.FENCE: side.fence}
-        if former:
-            fence[wire.FORMER] = True
         outbox = TransactionalOutbox(
             stream,
             f"{wire.TASK}{cluster}/{self._name}/{task.name}#{life or side.life}",
@@ -242,7 +240,6 @@ class Exchange:
             read=state.database.get,
             life=life,
             app=self._app.name,
-            former=former,
             ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
             **outbox_options(self._app.streams[stream], self._config, saved=True),
         )
@@ -259,8 +256,7 @@ class Exchange:
             side.left[stream] = own
             side.own_rows = True
         channel = side.channels[name] = Channel(outbox, routes, emitter)
-        if f"{name}{FORMER}" not in side.channels:
-            emitter.add(routes)
+        emitter.add(routes)
         owners, epoch, origin = self._owners
         if owners and not consumer:
             emitter.assign(routes, owners, epoch, origin)
@@ -269,36 +265,25 @@ class Exchange:
     def consumer(self, stream: str, consumer: str) -> None:
         """Add or remove the channels to a consumer that has come or gone."""
         here = consumer in self._outputs.senders[stream].emitters
+        name = channel_name(stream, consumer)
         for side in self._sides.values():
-            for name in former_first([*side.unclaimed, *side.channels]):
-                if parts_of(name) != (stream, consumer):
-                    continue
-                if here and name in side.unclaimed:
-                    self._channel(side, name, side.unclaimed.pop(name).rows)
-                elif not here and name in side.channels:
-                    self._forget_channel(side, name)
+            if here and name in side.unclaimed:
+                self._channel(side, name, side.unclaimed.pop(name).rows)
+            elif not here and name in side.channels:
+                lanes = side.channels[name].outbox.lanes
+                self._forget_channel(side, name, sum(lane.released for lane in lanes))
 
-    def _forget_channel(self, side: Side, name: str) -> None:
+    def _forget_channel(self, side: Side, name: str, sent: int) -> None:
         """Nothing more is sent on a channel, and its rows go with the next commit."""
         channel = side.channels.pop(name)
-        outbox = channel.outbox
-        remember(side, name, outbox.life, _sent_by(outbox))
+        side.remember(name, channel.outbox.life, sent)
         self._close(side, name, channel)
-        for row in outbox.rows():
+        for row in channel.outbox.rows():
             side.state.changes.put(row, None)
-
-    def _end_former(self, side: Side) -> None:
-        """Have a new channel begin if all of the former one is committed; not during a commit."""
-        for name in former_first(name for name in side.channels if name.endswith(FORMER)):
-            if side.channels[name].outbox.idle and f"{name}{FORMER}" not in side.channels:
-                self._forget_channel(side, name)
-                if (new := side.channels.get(name.removesuffix(FORMER))) is not None:
-                    new.emitter.add(new.routes)
 
     def _close(self, side: Side, name: str, channel: Channel) -> None:
         """Stop sending on a channel; nothing waits for it any more."""
-        if channel.routes in channel.emitter.carried:  # else a former channel has not ended
-            channel.emitter.remove(channel.routes)
+        channel.emitter.remove(channel.routes)
         self._pipeline.unwatch(parts_of(name)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
@@ -370,7 +355,6 @@ class Exchange:
                 self._wake(side.task)  # for events put before the stream's partitions were known
             if not side.committing:
                 self._replace_channels(side)
-                self._end_former(side)
         for channel in self._all():
             outbox = channel.outbox
             if outbox.settled:
@@ -393,11 +377,7 @@ class Exchange:
             log.warning("a consumer has a new number of partitions; events that it has not "
                         "counted are routed again", stream=outbox.stream, task=side.task.name,
                         consumer=parts_of(name)[1], events=len(events))  # fmt: skip
-            counted = _sent_by(outbox).acknowledged
-            remember(side, name, outbox.life, Sent(counted, counted))
-            self._close(side, name, side.channels.pop(name))
-            for row in channel.outbox.rows():
-                side.state.changes.put(row, None)
+            self._forget_channel(side, name, sum(lane.upto for lane in outbox.lanes))
             new = self._channel(side, name)
             new.replaces = True
             new.outbox.extend(events)
@@ -497,7 +477,6 @@ class Exchange:
             return
         side.committing = False
         self._replace_channels(side)
-        self._end_former(side)
         if not written:
             side.moved = -1
         leaving = written and self.leaves(task)
@@ -511,11 +490,6 @@ class Exchange:
             channel.emitter.wake()  # also to tell a time
         if leaving:
             passing("outbox.released")
-
-
-def _sent_by(outbox: TransactionalOutbox) -> Sent:
-    released = sum(lane.released for lane in outbox.lanes)
-    return Sent(released, sum(lane.upto for lane in outbox.lanes))
 
 
 def _other_job(_: int) -> bool:

@@ -13,7 +13,7 @@ from s4node import Event
 from s4node.errors import SpillError, StateError
 from s4node.events.event import EventBatch
 from s4node.events.schema import EventType
-from s4node.net.egress.outbox_rows import channels_of, life_of
+from s4node.net.egress.outbox_rows import begin_anew, channels_of, life_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
@@ -265,6 +265,29 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     for row in again.outbox.rows():
         database.rows.pop(row, None)
     assert not database.outbox
+
+
+def test_what_waited_is_put_again_by_the_first_commit_of_another_life() -> None:
+    database, receiver = Database(), Receiver()
+    before = Life(database, partitions=0, cls=Older, life="a")
+    before.outbox.extend([Older(n) for n in range(9)])
+    receiver.open(before)
+    before.commit()
+    changes = Changes()
+    begin_anew(changes, "digits", channels_of(database.outbox)["digits"], "b")
+    changes.begin_commit()
+    database.write(*changes.rows_to_write())
+    for _ in range(2):  # of which the first dies before its commit
+        life = Life(database, partitions=0, life="b")
+        life.outbox.extend([Click(9)])
+    receiver.open(life)
+    life.commit()
+    receiver.receive(life)
+    assert [sorted(taken) == taken for taken in receiver.taken] == [True] * PARTITIONS
+    assert sorted(n for taken in receiver.taken for n in taken) == list(range(10))
+    receiver.commit(life)
+    life.commit()
+    assert not [key for key, _ in database.outbox if key[:1] in b"fo"]
 
 
 def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:

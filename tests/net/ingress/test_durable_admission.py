@@ -305,7 +305,7 @@ def test_rows_without_a_lane_are_forgotten_by_the_time_that_somebody_could_have_
     assert node.commit() == {"p": None}
 
 
-def test_a_former_life_of_a_task_is_refused_unless_it_has_the_rest_of_a_savepoint() -> None:
+def test_an_earlier_life_of_a_task_is_refused_once_events_of_a_later_one_are_committed() -> None:
     rows = {"~c/a/t#1": kept(5, own_id=True), "~c/a/u#1": kept(6, own_id=True)}
     node = Node({0: rows, 1: {}})
     node.greet(peer="~c/a/t#2", fence=1)
@@ -315,8 +315,7 @@ def test_a_former_life_of_a_task_is_refused_unless_it_has_the_rest_of_a_savepoin
     for later in (node, Node({0: rows, 1: {}})):
         refusal = later.admission.refusal(later.hello(peer="~c/a/t#1", fence=9))
         assert "has begun anew since, as ~c/a/t#2" in refusal
-        positions = later.greet((0, 3), peer="~c/a/t#1", fence=9, former=True)
-        assert positions == [(5, 5), (0, 0)]  # so what was committed does not count again
+        assert later.admission.refusal(later.hello(peer="~c/a/u#1", fence=9)) == ""
 
 
 def test_the_latest_lives_of_a_task_are_remembered_and_older_ones_are_forgotten() -> None:
@@ -327,9 +326,6 @@ def test_the_latest_lives_of_a_task_are_remembered_and_older_ones_are_forgotten(
     assert lives[-1] in node.commit()
     node.admission.tick(2.0, 100.0)
     assert node.commit() == {lives[0]: None}
-    oldest, next_one = (node.hello(peer=life, fence=9, former=True) for life in lives[:2])
-    assert "has begun anew since" in node.admission.refusal(oldest)
-    assert node.admission.refusal(next_one) == ""
 
 
 def test_a_life_of_a_program_that_is_older_than_the_latest_is_refused() -> None:

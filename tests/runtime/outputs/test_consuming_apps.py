@@ -20,7 +20,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
 from s4node.events.keys import crc32m
 from s4node.net.egress.outbox_rows import channels_of
-from s4node.runtime.outputs.sent_lives import sent_by
+from s4node.runtime.outputs.channels import sent_by
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
@@ -77,7 +77,7 @@ async def test_what_was_sent_to_an_app_that_has_left_is_remembered(cluster: Clus
 
 
 @pytest.mark.long
-async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
+async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_channel_that_is_gone(
     cluster: Cluster,
 ) -> None:
     with trio.fail_after(60):
@@ -90,6 +90,7 @@ async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
                 cluster.sent.update(USERS)
                 await cluster.fail()
                 await cluster.come(*USERS)
+        assert cluster.remembered() == cluster.sent.total()
         async with cluster.counts(known=False), cluster.relays():
             await cluster.come(*USERS)
 
@@ -244,8 +245,7 @@ class Cluster:
         found = 0
         for folder in (self._folder / "state" / "default" / "relay").glob("tasks/*"):
             with epochs.copied(folder) as database:
-                lives = sent_by(TaskState(database, crc32m))
-                found += sum(sent for sent, _, _ in lives.values())
+                found += sum(sent for _, sent in sent_by(TaskState(database, crc32m)).values())
         return found
 
     def begin_anew(self) -> None:

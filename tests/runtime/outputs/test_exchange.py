@@ -6,7 +6,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from operator import gt
 from pathlib import Path
@@ -59,6 +59,33 @@ async def test_an_app_that_is_down_for_longer_than_a_log_knows_programs_writes_a
             await it.wait_done()
             await ends(process)
         await it.check()
+
+
+@pytest.mark.long
+async def test_a_log_has_again_what_was_written_since_a_savepoint_and_else_nothing(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(300)
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        words = ("savepoint", "take", *it.arguments()[1:], "--name", "one")
+        async with s4_process(*words, cwd=tmp_path, ready=False) as process:
+            assert await process.wait() == 0, process.errors
+        await it.append(300)
+        async with s4_process(*it.arguments(), "--from", "one", cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+        back = (*it.arguments(), "--from", "one")
+        async with s4_process(*back, cwd=tmp_path, ready=False) as process:
+            assert await process.wait() == 1
+        assert "done to keeper: 300 events come again" in process.errors
+        async with s4_process(*back, "--outputs", "again", cwd=tmp_path) as process:
+            await it.wait_done(again=300)
+            await ends(process)
+        await it.check(again=range(300, 600))
 
 
 @pytest.mark.long
@@ -287,14 +314,15 @@ class Bench:
         bounds = (await self.log.describe("done"))["partitions"]
         return sum(each["upcoming"] for each in bounds)
 
-    async def wait_done(self, seconds: float = 60) -> None:
-        """Return when as many have come out as went in."""
+    async def wait_done(self, seconds: float = 60, again: int = 0) -> None:
+        """Return when as many have come out as went in, and some ``again``."""
         with trio.fail_after(seconds):
-            while await self.done() < self.appended:
+            while await self.done() < self.appended + again:
                 await trio.sleep(0.05)
 
-    async def check(self) -> None:
-        """All that was appended has been counted at each step, and come out, once."""
+    async def check(self, again: Sequence[int] = ()) -> None:
+        """All that was appended has been counted at each step once, and come out once; and some
+        ``again``."""
         numbers = range(self.appended)
         kept = self.folder / "state" / "default" / "counter"
         assert counted(kept, "Spread") == Counter(f"user-{n % USERS}" for n in numbers)
@@ -309,7 +337,7 @@ class Bench:
                 came.append(event.number)
                 if len(came) == count:
                     break
-        assert Counter(came) == Counter(numbers)
+        assert Counter(came) == Counter(numbers) + Counter(again)
 
 
 def counted(app: Path, pe: str) -> Counter[str]:
