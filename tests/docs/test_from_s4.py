@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from harness import ROOT
-from pages import check_commands
 
 import s4node
 from s4node.config.settings import MEMBERS
@@ -18,14 +16,6 @@ def test_every_key_of_ours_that_the_page_names_exists() -> None:
 
     assert len(named) > 10
     assert named - known == set()
-
-
-def test_every_command_of_ours_that_the_page_names_exists(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    named = {span.split()[1] for span in OURS if span.startswith("s4 ")}
-    check_commands(named)
-    capsys.readouterr()
 
 
 def test_every_class_and_method_of_ours_that_the_page_names_exists() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from harness import ROOT
-from pages import check_commands
 
 import s4node
 from s4node.config.settings import MEMBERS
@@ -43,14 +41,6 @@ def test_every_class_of_ours_that_the_page_names_exists() -> None:
         cls, _, attribute = name.partition(".")
         found = getattr(s4node, cls)
         assert not attribute or hasattr(found, attribute), name
-
-
-def test_every_command_of_ours_that_the_page_names_exists(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    named = {s.split()[1] for h in ("Classes", "Commands") for s in ours(h) if s.startswith("s4 ")}
-    check_commands(named)
-    capsys.readouterr()
 
 
 def test_every_metric_that_is_the_same_or_ours_is_measured() -> None:

@@ -43,13 +43,6 @@ async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> 
         assert await node.wait() == 0
 
 
-@pytest.mark.parametrize("name", re.findall(r"`(s4\.log\.[\w.]+)`", PAGE))
-def test_the_settings_that_the_page_names_exist(name: str) -> None:
-    from s4node.config import settings
-
-    assert name in {key.name for key in settings.MEMBERS}
-
-
 # -- set-up ---------------------------------------------------------------------------------------
 
 

@@ -185,7 +185,11 @@ def test_every_setting_on_the_pages_exists() -> None:
     known = "|".join(re.sub(r"<\w+>", "[^.]+", re.escape(key.name)) for key in MEMBERS)
     groups = {key.name[: end.start()] for key in MEMBERS for end in re.finditer(r"\.", key.name)}
     for page in PAGES - {"from-s4.md", "from-samza.md"}:
-        named = re.findall(r"(?:`|-p |^)((?:s4|task)\.[\w.<>-]+\w)", text_of(page), re.MULTILINE)
+        named = re.findall(
+            r"(?:`|-p |^)((?:s4|task|job|streams)\.[\w.<>-]+\w)",
+            text_of(page),
+            re.MULTILINE,
+        )
         assert [
             name for name in named if not re.fullmatch(known, name) and name not in groups
         ] == [], page

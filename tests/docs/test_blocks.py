@@ -1,0 +1,59 @@
+"""Pages whose Python blocks, put together, are tests that pass."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import ROOT, environment
+
+from s4node.net.wire.frame import WINDOW_BYTES
+from s4node.runtime.task.timers import SPAN
+
+
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        ("durable", 2),
+        ("joins", 4),
+        ("pes", 5),
+        ("state", 2),
+        ("tasks", 6),
+        ("testing-apps", 8),
+        ("windows", 5),
+    ],
+)
+def test_the_blocks_of_a_page_are_tests_that_pass(page: str, least: int, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    tests = text.count("def test_")
+    assert tests >= least
+
+    done = _run(text, tmp_path)
+
+    assert done.returncode == 0, done.stdout
+    assert f"{tests} passed" in done.stdout
+
+
+def test_the_figures_of_the_page_about_durable_streams_are_those_of_the_code() -> None:
+    assert (SPAN, WINDOW_BYTES) == (1.0, 64 << 20)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def _run(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the blocks of a page in an empty folder."""
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (folder / "test_page.py").write_text("\n\n".join(blocks))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env=environment(),
+        check=False,
+    )
