@@ -54,17 +54,6 @@ async def test_hello_in_five_lines(folder: Path) -> None:
         await until(lambda: node.stdout == ["Hello joe!", "Hello ann!"])
 
 
-async def test_a_keyed_count_in_eight_lines_on_several_partitions(folder: Path) -> None:
-    assert len(COUNTER.splitlines()) == 8
-    async with node_process("counter.py", "--partitions", "4", cwd=folder) as node:
-        users = ["joe", "ann", "joe", "bob", "joe", "ann"]
-        lines = "".join(f'{{"user": "{user}"}}\n' for user in users)
-        done = await send(folder, node, "clicks", lines)
-        assert done.returncode == 0, done.stderr
-        await until(lambda: len(node.stdout) == 6)
-        assert sorted(node.stdout) == ["ann 1", "ann 2", "bob 1", "joe 1", "joe 2", "joe 3"]
-
-
 async def test_an_adapter_process_feeds_a_node_process(folder: Path) -> None:
     (folder / "lines.py").write_text("""\
 from s4node import AdapterApp, Event
@@ -486,14 +475,6 @@ async def test_config_show_tells_each_value_and_where_it_comes_from(tmp_path: Pa
         "value": "4",
         "origin": "one.properties:1",
     }
-
-
-async def test_config_default_prints_the_file_of_the_repository(tmp_path: Path) -> None:
-    from harness import ROOT
-
-    done = await run_s4("config", "default", cwd=tmp_path)
-    assert done.returncode == 0
-    assert done.stdout == (ROOT / "default.s4.comm.properties").read_text()
 
 
 @pytest.mark.parametrize(

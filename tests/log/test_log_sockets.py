@@ -39,19 +39,6 @@ from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import InputBatch, PartitionReader, SystemStreamPartition
 
 
-async def test_what_is_appended_is_read_from_the_oldest_on(tmp_path: Path) -> None:
-    async with log_node(tmp_path) as node, log_at(node.address) as log:
-        await log.create("clicks", 1)
-        async with Client(node.address) as client:
-            clicks = await client.stream("clicks")
-            await clicks.send_many([Click("joe", n) for n in range(5000)])
-            assert await clicks.flush() == []
-        found = await read_all(node.address, "clicks", 5000, types=Click, start=Oldest())
-        assert found == [Click("joe", n) for n in range(5000)]
-        described = await log.describe("clicks")
-        assert described["partitions"][0]["upcoming"] == 5000
-
-
 async def test_the_partitions_of_a_log_are_at_most_those_of_the_setting(tmp_path: Path) -> None:
     settings = {"s4.log.maxPartitions": "3"}
     async with log_node(tmp_path, settings=settings) as node, log_at(node.address) as log:

@@ -22,7 +22,6 @@ from harness import (
     free_port,
     limit_peers,
     node_process,
-    proxy,
     raw_peer,
     running,
     until,
@@ -576,31 +575,6 @@ async def test_a_peer_that_is_silent_for_longest_makes_room() -> None:
         assert "it is silent for longest, and others want to connect" in last.reason
 
 
-async def test_a_connection_that_says_nothing_is_ended_and_told_so() -> None:
-    node = Node()
-    settings = {"s4.listener.patience": "200"}
-    async with (
-        running(node.app, settings) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
-        assert await why_ended(peer) == "it has sent nothing"
-        assert counts(node)["connections ended"] == 1
-
-
-async def test_a_connection_that_does_not_finish_a_message_is_ended_and_told_so() -> None:
-    node = Node()
-    settings = {"s4.listener.patience": "200"}
-    async with (
-        running(node.app, settings) as node.container,
-        await trio.open_tcp_stream(*tcp(node.container.address)) as peer,
-    ):
-        await peer.send_all(
-            HANDSHAKE + framed(wire.envelope([GOOD])) + struct.pack(">Q", 9) + b"S4"
-        )
-        told = b"".join([part async for part in peer])
-        assert b"it does not finish a message" in told
-
-
 async def test_the_longest_of_too_many_unfinished_messages_ends_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -632,37 +606,6 @@ async def test_messages_that_wait_to_be_handled_count_as_unfinished_ones_do(
         await peer.send(wire.envelope([GOOD] * 4000))  # 8 are read at once
         reason = await why_ended(peer)
         assert reason == "it has sent most of what waits here, and the node has too much"
-
-
-async def test_producers_beyond_those_of_a_connection_take_up_no_lanes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    node = Node()
-    limit_peers(monkeypatch, own_lanes=1100)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
-        await peer.send_frames(*(wire.Hello(f"raw-{n}", "1", "clicks") for n in range(1200)))
-        told = []
-        while len(told) < 1200:
-            told += [each.error for each in await peer.receive() if isinstance(each, wire.Hello)]
-        refused = list(filter(None, told))
-        assert len(refused) == 1200 - 1024
-        assert all("has opened it for 1024 producers" in error for error in refused)
-
-
-async def test_answers_beyond_what_peers_may_leave_unread_end_the_connection_with_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    node = Node()
-    limit_peers(monkeypatch, bytes=4096)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
-        await peer.send_frames(wire.Hello("raw", "1", "x" * 4096))
-        assert await why_ended(peer) == "it does not read its answers"
 
 
 async def test_types_beyond_what_a_connection_may_declare_are_refused_by_name(
@@ -872,27 +815,6 @@ async def test_an_adapter_goes_on_when_its_consumer_is_restarted() -> None:
             await stopped.wait()
     assert again.seen == list(range(before, before + len(again.seen)))
     assert before + len(again.seen) - source.sent in (0, 1)
-
-
-async def test_a_consumer_with_a_cut_connection_gets_everything_once_and_in_order() -> None:
-    node = Node()
-    async with (
-        running(node.app) as node.container,
-        proxy(node.container.address) as between,
-    ):
-        settings = {
-            "s4.stream.clicks.consumers": "next",
-            "s4.cluster.next.address": between.address,
-        }
-        source = Source()
-        async with running(source, settings):
-            for cut in range(1, 6):
-                enough = len(node.seen) + 2000
-                await until(lambda enough=enough: len(node.seen) > enough)
-                between.cut()
-                await until(lambda cut=cut: between.connections > cut)
-        assert node.seen == list(range(len(node.seen)))
-        assert len(node.seen) - source.sent in (0, 1)
 
 
 # -- processes ------------------------------------------------------------------------------------

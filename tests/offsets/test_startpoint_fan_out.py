@@ -14,7 +14,7 @@ from s4node.offsets.startpoint import (
     Upcoming,
     describe,
 )
-from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out, without
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out
 
 A: Place = ("log", "clicks", 0)
 B: Place = ("log", "a.7.b", 0)
@@ -36,44 +36,13 @@ def test_a_request_for_a_partition_goes_to_every_task_that_reads_it() -> None:
     assert fanned.spent == {"1"}
 
 
-def test_the_later_of_two_requests_holds() -> None:
-    old, new = request("1", A, Oldest(), NOW - 5), request("2", A, Specific(7), NOW, "t0")
-    fanned = fan_out({"t0": [A], "t1": [A]}, [old, new], {}, NOW)
-    assert fanned.pending == {"t0": (new,), "t1": (old,)}
-    assert fanned.spent == {"1", "2"}
-
-
 def test_a_startpoint_for_the_task_wins_over_another_of_the_same_moment() -> None:
     wide, own = request("1", A, Oldest()), request("2", A, Upcoming(), task="t0")
     assert fan_out({"t0": [A]}, [own, wide], {}, NOW).pending == {"t0": (own,)}
 
 
-def test_a_request_that_is_too_old_is_not_taken_and_stays() -> None:
-    stale = request("1", A, Oldest(), NOW - EXPIRY_MS)
-    assert fan_out({"t0": [A]}, [stale], {}, NOW) == Fanned({}, frozenset())
-
-
 def test_a_request_for_an_unread_partition_stays() -> None:
     assert fan_out({"t0": [A]}, [request("1", B, Oldest())], {}, NOW) == Fanned({}, frozenset())
-
-
-def test_pending_startpoints_of_other_partitions_are_kept() -> None:
-    waiting = request("1", A, Specific(4), NOW - 9)
-    new = request("2", B, Oldest())
-    fanned = fan_out({"t0": [A, B]}, [new], {"t0": [waiting]}, NOW)
-    assert fanned.pending == {"t0": (waiting, new)}
-
-
-def test_only_a_later_request_replaces_a_pending_one() -> None:
-    waiting = request("1", A, Specific(4), NOW)
-    earlier, later = request("0", A, Oldest(), NOW - 1), request("2", A, Oldest(), NOW + 1)
-    assert fan_out({"t0": [A]}, [earlier], {"t0": [waiting]}, NOW).pending == {"t0": (waiting,)}
-    assert fan_out({"t0": [A]}, [later], {"t0": [waiting]}, NOW).pending == {"t0": (later,)}
-
-
-def test_a_consumed_startpoint_is_not_taken_again() -> None:
-    one, two = request("1", A, Oldest()), request("2", B, Oldest())
-    assert without((one, two), {"1", "9"}) == (two,)
 
 
 def test_a_request_is_one_json_object() -> None:

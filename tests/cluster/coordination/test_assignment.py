@@ -303,16 +303,6 @@ def test_where_nothing_stays_shares_differ_by_one_at_most(
     assert sum(1 for count in counts if count == 0) == max(0, len(living) - partitions)
 
 
-@given(st.integers(1, 40), members, members)
-def test_who_computes_it_makes_no_difference(
-    partitions: int, first: list[Member], then: list[Member]
-) -> None:
-    before = assign(partitions, first, None)
-    assert assign(partitions, then, before) == assign(partitions, list(then), before)
-    now = assign(partitions, then, before)
-    assert assign(partitions, then, now) is now
-
-
 # -- set-up ---------------------------------------------------------------------------------------
 
 

@@ -158,18 +158,6 @@ def test_who_computes_it_makes_no_difference(
     assert assign(tasks, crew(now), then, containers) is then
 
 
-@given(st.integers(1, 30), st.lists(letters, min_size=1, max_size=6), st.integers(0, 8))
-def test_no_more_members_have_tasks_than_there_are_containers(
-    tasks: int, history: list[str], containers: int
-) -> None:
-    now: Assignment | None = None
-    for living in history:
-        now = assign(tasks, crew(living), now, containers)
-        have = set(names(now)) - {"."}
-        assert have <= set(living)
-        assert len(have) <= (containers or len(living))
-
-
 # -- set-up ---------------------------------------------------------------------------------------
 
 

@@ -797,24 +797,6 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
     }
 
 
-async def test_an_event_without_a_key_on_its_way_to_another_task_is_refused_alone(
-    settings: dict[str, str],
-) -> None:
-    def key_of(click: Click) -> str:
-        if click.n == 7:
-            raise ValueError("seven")
-        return click.user
-
-    app = CountingApp(key=key_of)
-    often = settings | {"task.commit.ms": "20"}
-    async with running(app, often) as container, Client(container.address) as client:
-        clicks = await client.stream("clicks")
-        await clicks.send_many(clicks_of(0, 100))
-        (refusal,) = await clicks.flush()
-        assert "seven" in refusal.reason
-        await until(lambda: processed(app) == 99)
-
-
 async def test_a_producer_that_sends_much_for_other_tasks_waits_until_they_have_committed_it(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

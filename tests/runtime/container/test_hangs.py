@@ -5,16 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 from harness import running, until
 from shared_apps import Ignore, NotingApp
 
 from s4node import Client, Event
-from s4node.cluster.coordination.topology import Topology
-from s4node.config.config import Config
-from s4node.errors import ConfigError, StageBroken
 from s4node.runtime.loop.run_loop import RunLoop
 
 
@@ -33,19 +29,6 @@ async def test_senders_go_on_when_all_that_waited_before_them_had_no_key() -> No
     assert notes.counts["admitted"] == 6
 
 
-async def test_flush_ends_when_the_node_is_gone_for_good() -> None:
-    async with running(notes_app()) as node, Client(node.address, timeout=1) as client:
-        notes = await client.stream("notes")
-        node.stop()
-        with trio.fail_after(10):
-            while any(link.connected for link in client._emitter.links.values()):
-                await trio.sleep(0.01)
-            await notes.send(Note("joe"))
-            with pytest.raises(StageBroken, match="have no verdict"):
-                await notes.flush()
-        client.abandon()
-
-
 async def test_what_a_singleton_puts_when_it_is_made_is_delivered_at_once() -> None:
     class Greet(Ignore):
         async def on_create(self) -> None:
@@ -59,18 +42,6 @@ async def test_what_a_singleton_puts_when_it_is_made_is_delivered_at_once() -> N
     app.create_input_stream("clicks", greet)
     async with running(app):
         await until(lambda: app.seen == [Note("ann")], seconds=5)
-
-
-def test_two_consumers_of_a_stream_at_one_address_are_refused() -> None:
-    config = Config.from_values(
-        {
-            "s4.stream.out.consumers": "a, b",
-            "s4.cluster.a.address": "tcp://127.0.0.1:12000",
-            "s4.cluster.b.address": "tcp://127.0.0.1:12000",
-        }
-    )
-    with pytest.raises(ConfigError, match="two consumers at tcp://"):
-        Topology(config).consumers("out")
 
 
 async def test_what_is_reported_after_the_turn_of_a_sleeping_loop_gets_another_turn() -> None:

@@ -12,7 +12,7 @@ from harness import data_frame, raw_peer, run_s4, running, until
 from shared_apps import Click, Forward, Ignore, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 
-from s4node import AdapterApp, App, Client, Event, GenericEvent, KeyFinder
+from s4node import AdapterApp, App, Client, Event, GenericEvent
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProcessingError
 from s4node.events.keys import Partitioner, crc32m, s4
 
@@ -92,17 +92,6 @@ async def test_events_of_a_client_with_another_key_find_their_partition_in_order
     seen.at_home(4)
 
 
-async def test_events_sent_one_by_one_with_a_wrong_key_keep_the_order_of_each_key() -> None:
-    seen = Seen()
-    async with running(clicks_app(seen), partitions=4) as node, Client(node.address) as client:
-        clicks = await client.stream("clicks", key="n")
-        for click in CLICKS:
-            await clicks.send(click)
-        assert await clicks.flush() == []
-    in_order(seen)
-    seen.at_home(4)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "told"),
     [
@@ -131,16 +120,6 @@ async def test_an_adapter_whose_key_finder_is_not_used_warns_once_of_both(
     found = [(line["stream"], line["key"], line["input_routing"]) for line in warned]
     assert found == ([] if told is None else [("clicks", *told)])
     assert all("the same name" in line["fix"] for line in warned)
-
-
-async def test_a_named_key_finder_on_both_ends_is_trusted() -> None:
-    seen = Seen()
-    assert isinstance(ByUser(), KeyFinder)
-    async with running(clicks_app(seen, ByUser("by-user")), partitions=4) as node:
-        await send_all(node, CLICKS, key=ByUser("by-user"))
-        assert node.ports["clicks"].deserializer.redispatched == 0
-    in_order(seen)
-    seen.at_home(4)
 
 
 async def test_json_lines_find_their_partition_in_order(tmp_path: Path) -> None:
@@ -302,23 +281,6 @@ async def test_a_chain_of_small_queues_between_partitions_neither_blocks_nor_los
         await until(lambda: seen.total == 80 * 125)
     assert all(numbers == sorted(numbers) for numbers in seen.numbers.values())
     seen.at_home(3)
-
-
-async def test_streams_that_feed_each_other_in_a_circle_come_to_an_end() -> None:
-    seen: list[Any] = []
-
-    def down(_pe: Any, click: Click) -> None:
-        if click.n:
-            again.put(Click(f"{click.n % 7}", click.n - 1))
-        else:
-            seen.append(click.user)
-
-    app = OnePE(down)
-    again = app.create_stream("again", app.pe, key="user")
-    async with running(app, {"s4.stream.workQueueSize": "5"}, partitions=3) as node:
-        await send_all(node, [Click("ann", 50) for _ in range(20)])
-        await until(lambda: len(seen) == 20)
-        assert node.statistics().processed == 20 * 51
 
 
 async def test_an_unkeyed_internal_stream_stays_in_its_partition() -> None:

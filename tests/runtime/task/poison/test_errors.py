@@ -461,16 +461,6 @@ async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_to
 # -- what cannot be -------------------------------------------------------------------------------
 
 
-async def test_without_on_error_the_container_stops_and_names_the_event(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    del settings["s4.stream.clicks.onError"]
-    fill(system, 10, lambda n: n == 4, partitions=1)
-    with dies(ProcessingError, match=r"Count of app 'counts' .* clicks\[0\]@4"):
-        async with running(counts_app(), settings):
-            await trio.sleep_forever()
-
-
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
