@@ -13,13 +13,15 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.metrics import table
 from s4node.metrics.statistics import ContainerStatistics, StageStatistics
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 _DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender", "subscriber")
 """The stages in the order in which events pass them."""
@@ -78,16 +80,16 @@ class InputRow(msgspec.Struct):
 
     app: str
     input: str
-    unprocessed: int | None = 0
+    lag: int | None = 0
 
 
-class RestoringRow(msgspec.Struct, frozen=True):
+class RestoringRow(msgspec.Struct):
     """A task whose owner fetches its state from a URL: objects, and how many they are at most."""
 
     app: str
     task: str
-    fetched: int
-    wanted: int
+    fetched: int = 0
+    wanted: int = 0
 
 
 class FailingRow(msgspec.Struct, frozen=True, order=True):
@@ -126,16 +128,16 @@ class WatermarkRow(msgspec.Struct, frozen=True, order=True):
     skewed: str = ""
 
 
-class WindowsRow(msgspec.Struct, frozen=True, order=True):
-    """What the tasks of an app have of windows: how many, events held back, and late ones.
+class WindowsRow(msgspec.Struct):
+    """What the tasks of an app have of windows: how many, events held back, and late ones by PE.
 
     ``waiting`` are the inputs that run ahead of others in event time, and wait for these.
     """
 
     app: str
-    windows: int
-    held_back: int
-    late: int
+    windows: int = 0
+    held_back: int = 0
+    late: dict[str, int] = {}
     waiting: list[str] = []
 
 
@@ -264,36 +266,29 @@ def state_of(wanted: str, phases: Collection[str], members: Collection[str]) -> 
     return next((doing for phase, doing in _DOING.items() if phase in phases), "not running")
 
 
+def _added(kind: type[R], found: Iterable[tuple[tuple[str, ...], msgspec.Struct]]) -> list[R]:
+    """One row for each key, which are its first fields, with the sums of its statistics."""
+    rows: dict[tuple[str, ...], R] = {}
+    for key, statistics in found:
+        table.add(rows.setdefault(key, kind(*key)), statistics)
+    return [row for _, row in sorted(rows.items())]
+
+
 def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
-    rows: dict[tuple[str, str, str], OutboxRow] = {}
-    for report in reports:
-        for each in report.outboxes:
-            key = report.app, each.stream, each.consumer
-            row = rows.setdefault(key, OutboxRow(*key))
-            table.add(row, each)
-    return [row for _, row in sorted(rows.items()) if row.depth]
+    found = ((report.app, each) for report in reports for each in report.outboxes)
+    rows = _added(OutboxRow, (((app, each.stream, each.consumer), each) for app, each in found))
+    return [row for row in rows if row.depth]
 
 
 def inputs_of(reports: Iterable[ContainerStatistics]) -> list[InputRow]:
-    rows: dict[tuple[str, str], InputRow] = {}
-    for report in reports:
-        for each in report.replay.progress:
-            key = report.app, f"{each.system}.{each.stream}"
-            row = rows.setdefault(key, InputRow(*key))
-            if each.lag is None or row.unprocessed is None:
-                row.unprocessed = None
-            else:
-                row.unprocessed += each.lag
-    return [row for _, row in sorted(rows.items())]
+    found = ((report.app, each) for report in reports for each in report.replay.progress)
+    return _added(InputRow, (((app, f"{each.system}.{each.stream}"), each) for app, each in found))
 
 
 def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
     """The tasks whose state is being fetched."""
-    return [
-        RestoringRow(report.app, task, found.fetched, found.wanted)
-        for report in reports
-        for task, found in sorted(report.replay.restoring.items())
-    ]
+    found = ((report.app, report.replay.restoring.items()) for report in reports)
+    return _added(RestoringRow, (((app, task), each) for app, all_ in found for task, each in all_))
 
 
 def failing_of(reports: Iterable[ContainerStatistics]) -> list[FailingRow]:
@@ -332,20 +327,11 @@ def watermarks_of(reports: Iterable[ContainerStatistics]) -> list[WatermarkRow]:
 
 def windows_of(reports: Iterable[ContainerStatistics]) -> list[WindowsRow]:
     """What apps have of windows, if they have any."""
-    found: dict[str, WindowsRow] = {}
-    for report in reports:
-        for task in report.tasks:
-            known = found.get(report.app, WindowsRow(report.app, 0, 0, 0))
-            found[report.app] = WindowsRow(
-                report.app,
-                known.windows + task.windows,
-                known.held_back + task.held_back,
-                known.late + sum(task.late.values()),
-                sorted({*known.waiting, *task.waiting}),
-            )
-    return sorted(
-        row for row in found.values() if row.windows or row.held_back or row.late or row.waiting
-    )
+    found = [(report.app, task) for report in reports for task in report.tasks]
+    rows = _added(WindowsRow, (((app,), task) for app, task in found))
+    for row in rows:
+        row.waiting = sorted({each for app, t in found if app == row.app for each in t.waiting})
+    return [row for row in rows if row.windows or row.held_back or row.late or row.waiting]
 
 
 def _rank(row: Row) -> tuple[int, int]:

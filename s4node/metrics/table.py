@@ -170,11 +170,14 @@ def families(kind: type[msgspec.Struct], *labels: str) -> dict[str, Family]:
 
 
 def add(total: Any, found: msgspec.Struct) -> None:
-    """Add statistics to ``total``, which has the fields of their families."""
+    """Add the counts that ``total`` has fields for; None, for unknown, stays None."""
     for field, _, family in _shape(type(found)).families:
+        if field not in total.__struct_fields__:
+            continue
         before, more = getattr(total, field), getattr(found, field)
+        value: Any = None
         if isinstance(before, dict):
-            value: Any = dict(Counter(before) + Counter(more))
-        else:
+            value = dict(Counter(before) + Counter(more))
+        elif before is not None and more is not None:
             value = family.merged(before, more)
         setattr(total, field, value)

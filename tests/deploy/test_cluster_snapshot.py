@@ -166,8 +166,8 @@ def test_windows_held_back_and_late_events_of_an_app_are_added_up() -> None:
 
     reports = [report("b", 1, 2, 3), report("a", 1, 1, 1), report("b", 4, 0, 0)]
     assert windows_of([*reports, ContainerStatistics(app="c", tasks=[])]) == [
-        WindowsRow("a", 1, 1, 2, ["in[1]"]),
-        WindowsRow("b", 5, 2, 5, ["in[0]", "in[3]"]),
+        WindowsRow("a", 1, 1, {"a": 1, "b": 1}, ["in[1]"]),
+        WindowsRow("b", 5, 2, {"a": 3, "b": 2}, ["in[0]", "in[3]"]),
     ]
 
 

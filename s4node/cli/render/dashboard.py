@@ -89,7 +89,7 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
             _table(
                 ("app", "input", "not processed"),
                 [
-                    (i.app, i.input, "unknown" if i.unprocessed is None else f"{i.unprocessed:,}")
+                    (i.app, i.input, "unknown" if i.lag is None else f"{i.lag:,}")
                     for i in snapshot.inputs
                 ],
                 spare=("app",),
@@ -175,7 +175,7 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
     ]
     texts += [
         f"{one.app} has {one.windows} open windows, {one.held_back} events held back, and "
-        f"{one.late} late ones"
+        f"{sum(one.late.values())} late ones"
         for one in snapshot.windows
     ]
     texts += [

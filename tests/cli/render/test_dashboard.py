@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,13 +44,9 @@ def test_important_columns_are_whole_however_narrow_the_terminal_is(
 
 
 def test_unsendable_events_have_a_column_if_there_are_any() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
-    shown = snapshot()
-    console.print(rendered([shown], 120, live=False))
-    shown.stages[2].unsendable = 7
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
+    stages = snapshot().stages
+    stages[2].unsendable = 7
+    lines = [*text_with().splitlines(), *text_with(stages=stages).splitlines()]
     assert [line.rstrip().endswith("unsendable") for line in lines if "stage" in line] == [
         False,
         True,
@@ -58,82 +55,51 @@ def test_unsendable_events_have_a_column_if_there_are_any() -> None:
 
 
 def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
-    shown = msgspec.structs.replace(
-        snapshot(), restoring=[RestoringRow("counter", "Partition 3", 320, 1007)]
-    )
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    text = "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects"
-    assert text in console.file.getvalue()
+    text = text_with(restoring=[RestoringRow("counter", "Partition 3", 320, 1007)])
+    assert "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects" in text
 
 
 def test_tasks_that_cannot_commit_say_why() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
     row = FailingRow("counter", ["Partition 3", "Partition 4"], "the place is full: free some")
-    shown = msgspec.structs.replace(snapshot(), failing=[row])
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    text = "2 of the tasks of counter cannot commit or start, and try again: the place is full:"
-    assert text in console.file.getvalue()
+    told = "2 of the tasks of counter cannot commit or start, and try again: the place is full:"
+    assert told in text_with(failing=[row])
 
 
 def test_a_cycle_over_apps_is_named() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
     path = "shop.one -> to -> shop.two -> fro -> shop.one -> to"
-    shown = msgspec.structs.replace(snapshot(), cycles=[path])
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    assert f"apps, which may wait for each other: {path}" in " ".join(
-        console.file.getvalue().split()
-    )
+    text = " ".join(text_with(cycles=[path]).split())
+    assert f"apps, which may wait for each other: {path}" in text
 
 
 def test_a_standby_says_how_far_it_is_behind() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
     row = StandbyRow("counter", "two", ["Partition 3", "Partition 4"], 1.25)
-    shown = msgspec.structs.replace(snapshot(), standbys=[row])
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    text = "node two is the standby of 2 tasks of counter, at most 1.2 s behind"
-    assert text in console.file.getvalue()
+    told = "node two is the standby of 2 tasks of counter, at most 1.2 s behind"
+    assert told in text_with(standbys=[row])
 
 
 def test_each_input_is_shown_with_its_events_that_are_not_processed() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
     inputs = [InputRow("counter", "log.clicks", 12_345), InputRow("counter", "log.rules", None)]
-    shown = msgspec.structs.replace(snapshot(), inputs=inputs)
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    lines = [line.split() for line in text_with(inputs=inputs).splitlines()]
     assert ["app", "input", "not", "processed"] in lines
     assert ["counter", "log.clicks", "12,345"] in lines
     assert ["counter", "log.rules", "unknown"] in lines
 
 
 def test_a_stream_is_shown_with_the_apps_at_both_ends() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
     streams = [
         StreamRow("clicks", ["outside.web"], ["east.count", "north.count"]),
         StreamRow("totals", ["east.count"], []),
     ]
-    shown = msgspec.structs.replace(snapshot(), streams=streams)
-    console.print(rendered([shown], 120, live=False))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    lines = [line.split() for line in text_with(streams=streams).splitlines()]
     assert ["stream", "from", "to"] in lines
     assert ["clicks", "outside.web", "east.count,", "north.count"] in lines
     assert ["totals", "east.count", "-"] in lines
 
 
 def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
-    console = Console(width=120, file=io.StringIO(), highlight=False)
     row = WatermarkRow("market", "trades", 1_700_000_000.5, "trades[3]@spark", 5.25, 3600.0, "p")
-    windows = [WindowsRow("market", 3, 120, 7, ["log.quotes[1]"])]
-    shown = msgspec.structs.replace(snapshot(), watermarks=[row], windows=windows)
-    console.print(rendered([shown], 200, live=False))
-    assert isinstance(console.file, io.StringIO)
-    text = " ".join(console.file.getvalue().split())
+    windows = [WindowsRow("market", 3, 120, {"Candle": 7}, ["log.quotes[1]"])]
+    text = " ".join(text_with(200, watermarks=[row], windows=windows).split())
     assert (
         "stream trades of market is at 2023-11-14 22:13:20+00:00, 5.2 s behind its latest event, "
         "held back by trades[3]@spark"
@@ -174,14 +140,12 @@ def test_line_ends_and_escapes_in_a_name_are_quoted() -> None:
 
 
 def test_an_end_of_today_is_shown_with_its_time_alone() -> None:
-    shown = snapshot()
-    shown.nodes[0].containers[0] = msgspec.structs.replace(
-        shown.nodes[0].containers[0], failed_ms=int(time.time() * 1000)
+    nodes = snapshot().nodes
+    nodes[0].containers[0] = msgspec.structs.replace(
+        nodes[0].containers[0], failed_ms=int(time.time() * 1000)
     )
-    console = Console(width=200, file=io.StringIO(), highlight=False)
-    console.print(rendered([shown], 200, live=False))
-    assert isinstance(console.file, io.StringIO)
-    assert re.search(r"counter on one ended at \d\d:\d\d:\d\d because: ", console.file.getvalue())
+    text = text_with(200, nodes=nodes)
+    assert re.search(r"counter on one ended at \d\d:\d\d:\d\d because: ", text)
 
 
 def test_without_a_terminal_the_tables_are_whole_and_each_text_is_a_line() -> None:
@@ -241,7 +205,16 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
 def lines_of(
     width: int, *, live: bool = True, failure: str = FAILURE, node: str = "one"
 ) -> list[str]:
-    console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(rendered([snapshot(failure, node)], width, live=live))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    shown = text_of_terminal(snapshot(failure, node), width, live=live)
+    return [line.rstrip() for line in shown.splitlines()]
+
+
+def text_with(width: int = 120, **rows: Any) -> str:
+    """What ``s4 status`` shows of the cluster with these rows."""
+    return text_of_terminal(msgspec.structs.replace(snapshot(), **rows), width, live=False)
+
+
+def text_of_terminal(shown: Snapshot, width: int, *, live: bool) -> str:
+    file = io.StringIO()
+    Console(width=width, file=file, highlight=False).print(rendered([shown], width, live=live))
+    return file.getvalue()
