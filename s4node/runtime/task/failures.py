@@ -18,11 +18,11 @@ from s4node.events.event import EventBatch
 from s4node.runtime.task.actions import NONE, Actions, Replace
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Gate, Inputs, Op, Phase
-from s4node.runtime.task.poison.isolation import Isolated, Isolation, IsolationPolicy
+from s4node.runtime.task.poison.isolation import Isolation, IsolationPolicy
 from s4node.runtime.task.processor import Processor
 from s4node.state.rows import Changes
 
-T = TypeVar("T", bound=Isolated)
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -44,20 +44,21 @@ class Recovery(IsolationPolicy[T_contra], Protocol[T_contra]):
 
 
 class Failures(Generic[T]):
-    """The failures of ``task``. Without an ``isolation``, each one stops the app.
+    """The failures of ``task``, called ``name``. Without an ``isolation``, each one stops the app.
 
     ``changes`` are the changes for the next commit of a task that keeps state. They are committed
     early when they take more than ``changes_bytes``.
     """
 
     def __init__(
-        self, task: T, app: str, gate: Gate, backlog: Backlog, processor: Processor
+        self, task: T, name: str, app: str, gate: Gate, backlog: Backlog, processor: Processor
     ) -> None:
         self.isolation: Isolation[T] | None = None
         self.changes: Changes | None = None
         self.changes_bytes = 0
         self._recovery: Recovery[T] | None = None
         self._task = task
+        self._name = name
         self._app = app
         self._gate = gate
         self._backlog = backlog
@@ -105,7 +106,7 @@ class Failures(Generic[T]):
 
     def timed_out(self, batch: EventBatch, index: int, seconds: float) -> EventTimeout:
         """The failure of an event that has not ended after ``seconds``."""
-        failure = EventTimeout(self._app, self._task.name, batch.position(index), seconds)
+        failure = EventTimeout(self._app, self._name, batch.position(index), seconds)
         failure.at = batch, index
         return failure
 

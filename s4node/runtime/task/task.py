@@ -113,7 +113,7 @@ class Task:
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
         self._modes = {name: self.processor.mode(Op.PROCESS, name) for name in fed}
         self._slicing = False
-        self.failures = Failures(self, app.name, self.gate, self.backlog, self.processor)
+        self.failures = Failures(self, self.name, app.name, self.gate, self.backlog, self.processor)
         entries = None
         if Mode.TOGETHER in self._modes.values():
             entries = InFlightEvents(settings.concurrency, len(self._streams))

@@ -28,26 +28,6 @@ if TYPE_CHECKING:
     from s4node.app.stream import Stream
 
 
-class IsolatedGate(Protocol):
-    """The gate of a task, as far as isolation knows it."""
-
-    @property
-    def end_told(self) -> bool:
-        """True if the task was told of the end of its inputs."""
-        ...
-
-
-class Isolated(Protocol):
-    """A task, as far as isolation knows it."""
-
-    name: str
-
-    @property
-    def gate(self) -> IsolatedGate:
-        """The gate of the task."""
-        ...
-
-
 class Careful(Protocol):
     """Writes the place of each event of a careful task."""
 
@@ -56,16 +36,12 @@ class Careful(Protocol):
         """True if an event may begin."""
         ...
 
-    def event_begins(self, batch: EventBatch, index: int, /) -> None:
-        """Note that an event begins."""
-        ...
+    def event_begins(self, batch: EventBatch, index: int, /) -> None: ...
 
-    def event_ended(self) -> None:
-        """Note that the event has ended."""
-        ...
+    def event_ended(self) -> None: ...
 
 
-T = TypeVar("T", bound=Isolated)
+T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -150,9 +126,12 @@ class Isolation(Generic[T]):
         """Add a dead letter for a failed call to the next commit."""
         self._untold_calls.append((stream, left.dead_letter))
 
-    def taken(self) -> list[tuple[Stream, Any]]:
-        """Return the dead letters, with their streams, that belong to the commit to be taken."""
-        self._end_taken = self._task.gate.end_told
+    def taken(self, *, end_told: bool) -> list[tuple[Stream, Any]]:
+        """Return the dead letters, with their streams, that belong to the commit to be taken.
+
+        ``end_told``: the task was told of the end of its inputs before.
+        """
+        self._end_taken = end_told
         left, told = [], self._untold_calls
         self._untold_calls = []
         for untold in self._untold:
@@ -184,7 +163,6 @@ class Isolation(Generic[T]):
         return self._backoff is not None and self._backoff.pulls(count)
 
     def commit_taken(self) -> None:
-        """Note that a commit was taken."""
         self.poison_events.taken()
         if self.failed_hooks.calls:
             self.failed_hooks.taken()
