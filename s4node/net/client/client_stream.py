@@ -71,7 +71,6 @@ class ClientStream:
 
     @property
     def name(self) -> str:
-        """The stream's name."""
         return self._outbox.stream
 
     @property

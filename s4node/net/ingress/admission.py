@@ -59,11 +59,6 @@ PERIOD = 1.0
 """Seconds after which a producer that sends nothing may lose its share."""
 
 
-def _lives_told(hello: wire.Hello) -> dict[int, int]:
-    """The lives in a producer's hello, by partition, as nodes have told them."""
-    return {position.partition: position.life for position in hello.positions}
-
-
 @dataclass
 class StreamAdmission:
     """All producers of one input stream on this node.
@@ -180,17 +175,15 @@ class StreamAdmission:
 
     def is_later(self, hello: wire.Hello) -> bool:
         """Return True if a task's hello is from a later owner than all known ones."""
-        return fence_of(hello) > self._highest(hello.peer)
-
-    def _highest(self, producer: str) -> int:
-        return max((self._life(producer, partition).number for partition in self.stages), default=0)
+        known = (self._life(hello.peer, partition).number for partition in self.stages)
+        return fence_of(hello) > max(known, default=0)
 
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[wire.Position, ...]:
         """Open or reopen the producer's lanes; return their positions and credit."""
         starts = {position.partition: position.number for position in hello.positions}
-        told = _lives_told(hello)
+        told = {position.partition: position.life for position in hello.positions}
         self._opened.setdefault(connection, set()).add(hello.peer)
         self._has_moved(hello.peer)
         positions = []
@@ -376,9 +369,6 @@ class StreamAdmission:
 
     def _is_open_to(self, connection: Hashable) -> bool:
         return self.taken_from is None or connection in self.taken_from
-
-    def reached(self, lane: ProducerLane, mark: Mark) -> None:
-        self.on_time(lane, mark)
 
     def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
         time, idle = report.millis / 1000, report.headers.get(wire.IDLE) is True

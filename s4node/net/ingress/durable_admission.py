@@ -295,7 +295,7 @@ class DurableAdmission(StreamAdmission):
                     self._tell_expected(lane)
             passed = lane.passed  # a later one is repeated by the producer, with its events
             if lane.partition == partition and passed and passed.number <= lane.committed:
-                self.reached(lane, passed)
+                self.on_time(lane, passed)
 
     # -- layouts -----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -160,8 +160,9 @@ class LaneOwner(Protocol):
     refused: int
     shed: int
 
-    def reached(self, lane: ProducerLane, mark: Mark) -> None:
-        """Pass on what the lane's producer has reported of its time."""
+    @property
+    def on_time(self) -> Callable[[ProducerLane, Mark], None]:
+        """Takes what a lane's producer has reported of its time."""
         ...
 
     def touched(self, lane: ProducerLane) -> None:
@@ -296,7 +297,7 @@ class ProducerLane:
         """Pass on the times before which all events are done."""
         while self.marks and self.marks[0].number <= self.safe:
             self.passed = self.marks.pop(0)
-            self.admission.reached(self, self.passed)
+            self.admission.on_time(self, self.passed)
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         self.untold.add(Unprocessed(number, count, shortened(reason)))
