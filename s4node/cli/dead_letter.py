@@ -421,7 +421,7 @@ async def _home_of(config: Config) -> AsyncIterator[_Home]:
     async with trio.open_nursery() as nursery:
         others = [systems[name] for name in systems.names if name != LIVE]
         for system in others if home in others else [home, *others]:
-            await nursery.start(_run, system)
+            await nursery.start(system.run)
         with trio.move_on_after(_TIMEOUT_SECONDS) as patience:
             await home.wait_reachable()
         if patience.cancelled_caught:
@@ -432,10 +432,6 @@ async def _home_of(config: Config) -> AsyncIterator[_Home]:
         cluster, credentials = config[settings.CLUSTER_NAME], Credentials.configured(config)
         yield _Home(home, stream, systems, cluster, credentials)
         nursery.cancel_scope.cancel()
-
-
-async def _run(system: System, task_status: trio.TaskStatus[None]) -> None:
-    await system.run(task_status=task_status)
 
 
 def _home(config: Config, systems: Systems) -> tuple[System, str]:

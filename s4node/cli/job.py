@@ -156,7 +156,6 @@ class Job:
 
     @property
     def savepoints(self) -> SavepointPlace:
-        """The job's savepoints."""
         return savepoints_of(self.folder, self.depot)
 
     def guard_of_state(self) -> JobGuard:

@@ -129,7 +129,6 @@ class Nodes:
         return self._in_cluster() or self._reach(lambda each: stream in each.streams, what)
 
     def to_log(self) -> Reach:
-        """How to reach the log."""
         return self._in_cluster(log=True) or self._reach(lambda each: each.log, "have a log")
 
     def _in_cluster(self, *, log: bool = False) -> Reach | None:

@@ -100,7 +100,7 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
 
     With ``with_place``, a line is an object of ``partition``, ``offset`` and ``event``.
     """
-    encoder = msgspec.json.Encoder(enc_hook=_words)
+    encoder = msgspec.json.Encoder(enc_hook=str)
     read = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_with_reader)
@@ -127,8 +127,3 @@ async def _end_with_reader() -> None:
         poll.register(output, 0)
         if poll.poll(0):  # readable without an error: the pipe is open for reading, too
             raise stdio.unread()
-
-
-def _words(value: object) -> str:
-    """A value that JSON cannot hold, as text."""
-    return str(value)
