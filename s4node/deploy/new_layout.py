@@ -89,7 +89,6 @@ class NewLayout:
 
 
 def groups_of(partition: int, partitions: int) -> range:
-    """The key groups of a partition."""
     ends = [-(-KEY_GROUPS * each // partitions) for each in (partition, partition + 1)]
     return range(*ends)
 

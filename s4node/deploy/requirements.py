@@ -62,7 +62,8 @@ def check(what: str, requirements: list[str]) -> None:
         requirement = Requirement(_checked(text, what))
         needed = requirement.marker is None or requirement.marker.evaluate()
         version = _installed(requirement.name)
-        if needed and requirement.name != "s4node" and not _fits(requirement, version):
+        fits = bool(version) and requirement.specifier.contains(version, prereleases=True)
+        if needed and requirement.name != "s4node" and not fits:
             missing.append((text, version))
     if missing:
         have = ", ".join(
@@ -89,7 +90,3 @@ def _installed(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _fits(requirement: Requirement, version: str) -> bool:
-    return bool(version) and requirement.specifier.contains(version, prereleases=True)

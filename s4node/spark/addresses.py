@@ -72,7 +72,6 @@ def is_address(place: str) -> bool:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The addresses in a text."""
     return tuple(each.strip() for each in text.split(",") if each.strip())
 
 

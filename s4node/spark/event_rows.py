@@ -229,7 +229,6 @@ class EventRows:
                 )
 
     def _partitions(self, batch: pa.RecordBatch, key: Sequence[str], upload: Upload) -> pa.Array:
-        """The partition of each row."""
         if self._partitioner is None:
             hasher = hasher_named(upload.hello.routing.rpartition(":")[0])
             self._partitioner = Partitioner(upload.partitions, hasher)

@@ -477,7 +477,6 @@ class Tail(NamedTuple):
 
     @property
     def last(self) -> CommitId:
-        """The last commit."""
         commits = self.commits
         return commits[-1].commit if commits else self.base
 

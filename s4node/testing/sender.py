@@ -222,7 +222,6 @@ class InputSender(Sender):
             self._system.put(self.name, partition, event)
 
     def end_partition(self, partition: int) -> None:
-        """End one partition for good."""
         self._runtime.world.call(self._system.end_partition, self.name, partition)
 
     def progress(self, partition: int) -> InputProgress:

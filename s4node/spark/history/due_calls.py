@@ -67,7 +67,6 @@ class _Timed:
         return float(self.watched.next_end)
 
     def due_calls(self) -> Iterator[DueCall]:
-        """The calls that are due."""
         if isinstance(self.watched, PeTimers):
             return self._timers(self.watched)
         return self._windows(self.watched)
