@@ -239,19 +239,32 @@ def test_timers_fire_when_the_clock_passes_them_each_at_its_time() -> None:
         assert test.now == pytest.approx(6.1)
 
 
-def test_idle_instances_leave_the_cache_after_on_remove() -> None:
-    class Leaving(Count):
-        def on_remove(self) -> None:
-            self.totals.put(Total(f"bye {self.key}", self.clicks))
+class Leaving(Count):
+    def on_remove(self) -> None:
+        self.totals.put(Total(f"bye {self.key}", self.clicks))
 
-    with AppTest(counting(lambda pe: pe.set_pe_cache(idle_seconds=0.3), Leaving)) as test:
+
+class LeavingLater(Leaving):
+    async def on_remove(self) -> None:  # type: ignore[override]
+        await trio.lowlevel.checkpoint()
+        super().on_remove()
+
+
+class MadeLater(Leaving):
+    async def on_create(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("cls", [Leaving, LeavingLater, MadeLater])
+def test_idle_instances_leave_the_cache_after_on_remove(cls: type[Leaving]) -> None:
+    with AppTest(counting(lambda pe: pe.set_pe_cache(idle_seconds=0.3), cls)) as test:
         test.send("clicks", Click("joe"))
         test.advance(0.2)
         test.send("clicks", Click("ann"))
         test.take_output("totals")
         test.advance(0.2)
 
-        assert test.keys(Leaving) == ["ann"]
+        assert test.keys(cls) == ["ann"]
         assert test.output("totals") == [Total("bye joe", 1)]
 
 

@@ -11,7 +11,7 @@ import structlog
 import trio
 from harness import free_port, node_process, running, until
 from input_systems import dies, fresh
-from shared_apps import Click, Count, CountingApp, NotingApp
+from shared_apps import Click, Count, CountingApp, Forward, HoldingApp, NotingApp
 
 from s4node import App, Event, GenericEvent
 from s4node.errors import (
@@ -445,6 +445,34 @@ async def test_a_dead_letter_stream_that_does_not_exist_stops_the_start(
 
 
 # -- commits and what the app has put on streams --------------------------------------------------
+
+
+def detour() -> HoldingApp:
+    """From an input over two streams of its own."""
+    app = HoldingApp("others")
+    first, second = app.create_pe(Forward), app.create_pe(Forward)
+    first.set_singleton()
+    app.create_input_stream("clicks", first, system="memory")
+    first.out = app.create_stream("inner", second, key="n")
+    second.out = app.create_stream("second", app.pe, key="user")
+    return app
+
+
+async def test_a_commit_waits_for_no_other_task(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    other = next(f"user-{n}" for n in range(9) if Partitioner(2).partition_of(f"user-{n}") == 1)
+    system.create("clicks", 1)
+    system.put("clicks", 0, *(Click(other, number) for number in range(10)))
+    app = detour()
+    often = {**settings, "task.commit.ms": "5"}
+    async with running(app, often, partitions=2) as container:
+        committer = container.replay.committer
+        await until(lambda: container.tasks[1].gate.in_flight == 1)
+        await until(lambda: committer.committed()[0].offsets.get(ssp(0)) == 10)
+        assert not app.seen
+        app.may_go_on.set()
+    assert len(app.seen) == 10
 
 
 @pytest.mark.long
