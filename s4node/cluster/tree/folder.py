@@ -34,7 +34,6 @@ from typing import TypeVar
 import trio
 
 from s4node import clocks, threads, tokens
-from s4node.cluster.tree.contract import Entry, check_data, check_path
 from s4node.cluster.tree.session_file import SeenFile, SessionFile
 from s4node.cluster.tree.session_life import living
 from s4node.cluster.tree.tree_database import (
@@ -45,6 +44,7 @@ from s4node.cluster.tree.tree_database import (
     TreeBusy,
     Watch,
 )
+from s4node.cluster.tree.tree_session import TreeSession
 from s4node.config.paths import full_path
 from s4node.config.settings import COORDINATION_FOLDER
 from s4node.errors import CoordinationError, SessionLost
@@ -117,13 +117,13 @@ class FolderCoordination:
                 ) from error
 
 
-class FolderSession:
+class FolderSession(TreeSession):
     """A :class:`contract.Session` in a folder; made by :meth:`FolderCoordination.session`."""
 
     def __init__(
         self, folder: Path, row: SessionRow, tree: Tree, watch: Watch, file: SessionFile
     ) -> None:
-        self.id = row.id
+        super().__init__(row.id, tree)
         self.name = row.name
         self.key = ""
         self.timeout = row.timeout
@@ -133,13 +133,11 @@ class FolderSession:
         self._beaten = clocks.steady()
         self._mute = False  # True if the last heartbeat failed
         self._folder = folder
-        self._tree = tree
         self._watch = watch
         self._inode = tree.path.stat().st_ino
         self._file = file
         self._turn = trio.Lock()
         self._thread = trio.CapacityLimiter(1)  # separate: handlers may occupy all other threads
-        self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
         self._stale = True  # the other sessions have to be read again
         self._troubles: dict[str, str] = {}
@@ -148,49 +146,7 @@ class FolderSession:
     def doubtful(self) -> bool:
         return self._asleep or clocks.steady() - self._beaten > self.timeout / 2
 
-    # --- the contract ----------------------------------------------------------------------------
-
-    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
-        check_path(path)
-        check_data(path, data)
-        await self._call(lambda: self._tree.add_entry(self.id, path, data, ephemeral), write=True)
-
-    async def get(self, path: str) -> Entry | None:
-        check_path(path)
-        return await self._call(lambda: self._tree.get(self.id, path))
-
-    async def set(self, path: str, data: bytes, version: int | None = None) -> int:
-        check_path(path)
-        check_data(path, data)
-        return await self._call(lambda: self._tree.set(self.id, path, data, version), write=True)
-
-    async def delete(self, path: str, version: int | None = None) -> None:
-        check_path(path)
-        await self._call(lambda: self._tree.delete(self.id, path, version), write=True)
-
-    async def children(self, path: str) -> list[str]:
-        check_path(path)
-        return await self._call(lambda: self._tree.children(self.id, path))
-
-    async def change(self, path: str) -> int:
-        check_path(path)
-        return await self._call(lambda: self._tree.change(self.id, path))
-
-    async def wait_change(self, path: str, seen: int) -> int:
-        while True:
-            changed = self._changed  # before reading: a later change sets this very event
-            number = await self.change(path)
-            if number > seen:
-                return number
-            await changed.wait()
-
-    async def check_closed(self) -> None:
-        """Do nothing: others are kept from the whole folder, or it is not opened."""
-        await trio.lowlevel.checkpoint()
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    async def _call(self, step: Callable[[], T], *, write: bool = False) -> T:
+    async def _in_tree(self, step: Callable[[], T], *, write: bool = False) -> T:
         """Run ``step`` in a thread; retry while other processes hold the lock."""
         deadline = trio.current_time() + self.timeout
         while True:
@@ -201,7 +157,7 @@ class FolderSession:
                     raise _locked_error(self._folder, self.timeout) from busy
             else:
                 if write:
-                    self._wake()
+                    self.wake()
                 return result
 
     async def _attempt(self, step: Callable[[], T]) -> T:
@@ -219,11 +175,7 @@ class FolderSession:
             self._reason = f"session {self.name!r} in {self._folder} is lost: {reason}"
             self.lost.set()
             self._file.close()
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+            self.wake()
 
     async def beat(self) -> None:
         """Send heartbeats; separate from ``look``, which may have to wait for others."""
@@ -288,14 +240,14 @@ class FolderSession:
         self._stale = self._stale or self._asleep
         if self._watch.changed():
             self._stale = True
-            self._wake()
+            self.wake()
         if self._stale:
             await self._read_sessions(now)
             self._stale = False
         for id_ in () if self.lost.is_set() else self._over(now):
             await self._attempt(partial(_end_session, self._tree, self._folder, id_))
             self._others.pop(id_).close()
-            self._wake()
+            self.wake()
 
     def _over(self, now: float) -> list[str]:
         """The sessions to end: dead ones, and those that are silent while we are not."""
