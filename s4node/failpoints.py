@@ -22,7 +22,8 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -182,5 +183,20 @@ def _first(file: str) -> bool:
     return True
 
 
-passing = point(os.environ.get(VARIABLE, ""))
-"""Call it with the name of a point."""
+_act = point(os.environ.get(VARIABLE, ""))
+
+
+def passing(name: str) -> None:
+    """Pass the point of this name."""
+    _act(name)
+
+
+@contextmanager
+def replaced(act: Callable[[str], None]) -> Iterator[None]:
+    """Call ``act`` with the name of each point that is passed in the block."""
+    global _act
+    before, _act = _act, act
+    try:
+        yield
+    finally:
+        _act = before

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 from weakref import WeakSet
 
+from s4node.open_files import opened
+
 
 class _HasNumber(Protocol):
     def fileno(self) -> int: ...
@@ -48,6 +50,7 @@ class LockFile:
     def __init__(self, path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         self._number = os.open(path, flags | os.O_CLOEXEC, 0o600)
         closed_in_forks(self)
+        opened(self, path)
 
     def fileno(self) -> int:
         """The number of the open file; -1 once it is closed."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from s4node import disk
 from s4node.failpoints import passing
+from s4node.open_files import opened
 
 _TRIES, _PAUSE_SECONDS = 50, 0.01
 """The tries, and the pause between them, while another connection changes a file."""
@@ -50,6 +51,7 @@ class Database:
             raise self.unopened(error) from error
         self.execute = self._db.execute
         self.executemany = self._db.executemany
+        opened(self, path)
 
     def explain(self, error: sqlite3.Error) -> Exception:
         """The owner's error for an SQLite error."""

@@ -10,16 +10,27 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import trio
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 run_sync = trio.to_thread.run_sync
 """Call a function in a thread, as ``trio.to_thread.run_sync`` does."""
+
+
+def _many(function: Callable[[A], R], values: Sequence[A], most: int) -> list[R]:
+    with ThreadPoolExecutor(min(most, len(values))) as pool:
+        return list(pool.map(function, values))
+
+
+many: Callable[[Callable[[Any], Any], Sequence[Any], int], list[Any]] = _many
+"""Call a function for each of the values, in at most so many threads of its own at a time."""
 
 here: Callable[[], int] = threading.get_ident
 """The current thread; in a test's app, a number that no other thread has."""
@@ -42,14 +53,18 @@ async def inline(
 @contextmanager
 def replaced_by_inline() -> Iterator[None]:
     """Call everything inline during the block."""
-    global run_sync, here
+    global run_sync, many, here
     before: Any = run_sync
     other: Any = inline
-    run_sync, here = other, _inside
+    run_sync, many, here = other, _one_by_one, _inside
     try:
         yield
     finally:
-        run_sync, here = before, threading.get_ident
+        run_sync, many, here = before, _many, threading.get_ident
+
+
+def _one_by_one(function: Callable[[A], R], values: Sequence[A], _: int) -> list[R]:
+    return [function(value) for value in values]
 
 
 def _inside() -> int:

@@ -17,7 +17,7 @@ from s4node import App, Client, Config, Container, Event
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import leaves
-from s4node.testing.memory_network import host
+from s4node.testing.runs import host
 from s4node.testing.world import World
 
 SETTINGS = {
@@ -100,14 +100,14 @@ class Cluster:
 
     def until(self, condition: Any, seconds: float = 30.0) -> None:
         """Move the clock until it happens."""
-        self.world.advance(seconds, condition)
+        self.world.pass_time(seconds, condition)
         if self.world.failures:
             raise self.world.failures[0]
         assert condition(), f"it did not happen within {seconds:g} s"
 
     def pass_time(self, seconds: float) -> None:
         """Move the clock."""
-        self.world.advance(seconds)
+        self.world.pass_time(seconds)
 
     def ask_for_cut(self, partition: int, number: int) -> None:
         """Ask the task of a partition for its cut."""

@@ -23,8 +23,8 @@ APPS = ROOT / "apps"
 
 # From the ground up. A room may import from those before it in this list, and from itself.
 ROOMS = [
-    "version", "errors", "clocks", "threads", "tokens", "forks", "config", "log_throttle", "logger",
-    "failpoints", "disk", "sqlite",
+    "version", "errors", "clocks", "threads", "tokens", "open_files", "forks", "config",
+    "log_throttle", "logger", "failpoints", "disk", "sqlite",
     "metrics",
     "events", "store_spec", "app", "app.plan", "pes", "packaged", "stages",
     "offsets", "state", "state.standby", "savepoints",

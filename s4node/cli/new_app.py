@@ -75,7 +75,7 @@ app = $cls("$project")
 _TEST = '''\
 """Run with pytest."""
 
-from s4node.testing import AppTest
+from s4node.testing import AppTest, ClusterTest, check_seeds
 
 from app import $names
 
@@ -99,6 +99,21 @@ def test_a_total_is_put_after_a_while_and_only_when_it_has_changed() -> None:
 
         test.advance(seconds=60)
         assert test.take_output("totals") == []
+
+
+def test_clicks_count_once_whatever_is_killed_or_cut() -> None:
+    def scenario(seed: int) -> None:
+        durable = {"s4.stream.clicks.grade": "durable"}
+        with ClusterTest($cls, hosts=2, seed=seed, settings=durable) as test:
+            test.faults(2, seconds=3)
+            for _ in range(10):
+                test.send("clicks", Click("joe"), Click("ann"))
+                test.advance(seconds=0.3)
+            test.settle()
+            assert test.state(Count, "joe").clicks == 10
+            assert test.state(Count, "ann").clicks == 10
+
+    check_seeds(scenario, range(10))
 '''
 
 _PYPROJECT = """\
@@ -114,7 +129,7 @@ requires-python = ">=3.11"
 dependencies = ["s4node>=$version"] # s4 deploy has each node check that these are installed
 
 [project.optional-dependencies]
-test = ["pytest>=8"]
+test = ["pytest>=8", "s4node[ship]"]
 
 [tool.setuptools]
 py-modules = ["app"]

@@ -47,6 +47,7 @@ from rocksdict import (
 from s4node import disk
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
+from s4node.open_files import opened
 from s4node.state.rows import META, PREFIX_BYTES, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"
@@ -139,6 +140,7 @@ class Database:
             except BaseException:
                 self._db.close()
                 raise
+        opened(self, folder)
         if version not in (None, FORMAT):
             self.close()
             raise StateError(

@@ -34,7 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from s4node import disk, tokens
+from s4node import disk, threads, tokens
 from s4node.errors import ConfigError, S4Error, StateError, StateUnreachable
 
 AT_ONCE = 32
@@ -171,8 +171,8 @@ class RemoteFiles:
             return won
 
         try:
-            with ThreadPoolExecutor(2) as threads:
-                one, other = threads.map(wins, (b"1", b"2"))
+            with ThreadPoolExecutor(2) as pool:
+                one, other = pool.map(wins, (b"1", b"2"))
         finally:
             self.remove(places)
         if isinstance(one, list) and isinstance(other, list):
@@ -254,8 +254,7 @@ def at_once(function: Callable[[A], R], each: Iterable[A]) -> list[R]:
     values = list(each)
     if len(values) < 2:
         return [function(value) for value in values]
-    with ThreadPoolExecutor(min(AT_ONCE, len(values))) as threads:
-        return list(threads.map(function, values))
+    return threads.many(function, values, AT_ONCE)
 
 
 def _s3_options() -> dict[str, Any]:

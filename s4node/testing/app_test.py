@@ -350,14 +350,19 @@ class AppTest(Generic[A]):
         return sender
 
     def _prototype(self, pe: str | type[ProcessingElement]) -> Prototype:
-        prototypes = [prototype for prototype, _ in self.app.prototypes.values()]
-        if isinstance(pe, str):
-            what, found = pe, [p for p in prototypes if p.name == pe]
-        else:
-            what, found = pe.__name__, [p for p in prototypes if p.cls.__mro__[1] is pe]
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(p.name for p in found or prototypes) or "none"
-        if found:
-            raise LookupError(f"several PEs are a {what}: {names}; give the name of one")
-        raise LookupError(f"app {self.app.name!r} has no PE {what!r}; known: {names}")
+        return prototype_of(self.app, pe)
+
+
+def prototype_of(app: App, pe: str | type[ProcessingElement]) -> Prototype:
+    """The prototype of an app with this name or class; raises LookupError if it is not one."""
+    prototypes = [prototype for prototype, _ in app.prototypes.values()]
+    if isinstance(pe, str):
+        what, found = pe, [p for p in prototypes if p.name == pe]
+    else:
+        what, found = pe.__name__, [p for p in prototypes if p.cls.__mro__[1] is pe]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(p.name for p in found or prototypes) or "none"
+    if found:
+        raise LookupError(f"several PEs are a {what}: {names}; give the name of one")
+    raise LookupError(f"app {app.name!r} has no PE {what!r}; known: {names}")

@@ -1,21 +1,18 @@
 """Connections in memory: a test's replacement for TCP.
 
 Rules
-- Every action is an entry in one list, by time and then in the order of requests; so envelopes of
-  one pipe stay in order, and the same delays give the same run.
-- A caller has the host that :data:`host` says; a listener, the host of its address. A host that is
-  cut reaches nobody: its pipes break, and what is in transit is lost. Callers retry.
+- What happens at the other end is an action of the other run (``runs``); envelopes of one pipe stay
+  in order.
+- A caller has the host that ``host`` in ``runs`` says; a listener, the host of its address. A host
+  that is cut reaches nobody: its pipes break, and what is in transit is lost. Callers retry.
 - A pipe holds a bounded number of envelopes that have not been received.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
 
 import trio
 
@@ -23,49 +20,54 @@ from s4node.errors import StageBroken
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.certificates.identity import Holder
 from s4node.net.transport.pair_socket import host_and_port
-
-host: ContextVar[str] = ContextVar("host", default="")
-"""The host of the code that dials."""
+from s4node.testing.runs import Run, Runs, host
 
 _MOST_ENVELOPES = 16
 _REDIAL_SECONDS = 0.05
 _REDIAL_MOST_SECONDS = 1.0
 
 
-class MemoryNetwork:
-    """A network in memory; ``delay()`` gives the seconds from one host to another."""
+Message = tuple[float, str, str, int]
+"""An envelope that has arrived: time, sending host, receiving host, size."""
 
-    def __init__(self, delay: Callable[[], float] = lambda: 0.0) -> None:
+
+class MemoryNetwork:
+    """A network between runs; ``delay()`` gives the seconds from one host to another."""
+
+    def __init__(self, runs: Runs, delay: Callable[[], float] = lambda: 0.0) -> None:
         self.delay = delay
+        self.runs = runs
         self.cut_off: set[str] = set()
-        self.trace: list[tuple[float, str, str, int]] = []
-        """Every envelope that has arrived: time, sending host, receiving host, size."""
+        self.cut_apart: set[tuple[str, str]] = set()
+        self.trace: list[Message] = []
         self._ports = itertools.count(1)
         self._places: dict[tuple[str, int], MemoryPlace] = {}
         self._ends: dict[_End, None] = {}
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._turn = itertools.count()
-        self._news = trio.lowlevel.ParkingLot()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Deliver, until cancelled."""
-        task_status.started()
-        while True:
-            now = trio.current_time()
-            while self._due and self._due[0][0] <= now:
-                heapq.heappop(self._due)[2]()
-            with trio.move_on_at(self._due[0][0] if self._due else math.inf):
-                await self._news.park()
-
-    def cut(self, name: str) -> None:
-        """Take a host off the network."""
-        self.cut_off.add(name)
+    def cut(self, name: str, other: str = "") -> None:
+        """Take a host off the network, or cut it from one other."""
+        if other:
+            self.cut_apart |= {(name, other), (other, name)}
+        else:
+            self.cut_off.add(name)
         for end in list(self._ends):
-            if name in (end.host, end.far):
+            if not self.reaches(end.host, end.far):
                 end.lose()
 
-    def heal(self, name: str) -> None:
-        self.cut_off.discard(name)
+    def heal(self, name: str, other: str = "") -> None:
+        """End a cut of a host, or of two hosts from each other."""
+        if other:
+            self.cut_apart -= {(name, other), (other, name)}
+        else:
+            self.cut_off.discard(name)
+
+    def killed(self, run: Run) -> None:
+        """Close all that a run has open, as the kernel does when a process has died."""
+        for end in [end for end in self._ends if end.process is run]:
+            del self._ends[end]
+            end.lose()
+        for key in [key for key, place in self._places.items() if place.process is run]:
+            self._places.pop(key).close()
 
     # -- the contract ------------------------------------------------------------------------
 
@@ -116,17 +118,16 @@ class MemoryNetwork:
 
     def listener_of(self, name: str, there: str, port: int) -> MemoryPlace | None:
         """The listener that a caller at the host ``name`` reaches; None if there is none."""
-        cut = self.cut_off & {name, there}
-        return None if cut and name != there else self._places.get((there, port))
+        return self._places.get((there, port)) if self.reaches(name, there) else None
+
+    def reaches(self, name: str, there: str) -> bool:
+        """Return True if a host can reach another one."""
+        cut = self.cut_off & {name, there} or (name, there) in self.cut_apart
+        return name == there or not cut
 
     def gone(self, place: MemoryPlace) -> None:
         """A listener has stopped."""
         self._places.pop((place.host, place.port), None)
-
-    def after(self, at: float, action: Callable[[], None]) -> None:
-        """Run ``action`` at that time, after all that comes at the same time."""
-        heapq.heappush(self._due, (at, next(self._turn), action))
-        self._news.unpark()
 
     def made(self, end: _End) -> None:
         """Note a new end of a pipe, or the close of a known one."""
@@ -142,6 +143,7 @@ class MemoryPlace:
     def __init__(self, network: MemoryNetwork, name: str, port: int) -> None:
         self.host = name
         self.port = port
+        self.process = network.runs.here
         self._network = network
         self._callers: deque[_Caller] = deque()
         self._came = trio.lowlevel.ParkingLot()
@@ -156,7 +158,7 @@ class MemoryPlace:
     def arrive(self, end: _End) -> None:
         """A caller has come."""
         self._callers.append(_Caller(self._network, self.host, end))
-        self._came.unpark()
+        self._network.runs.soon(self.process, self._came.unpark)
 
     def close(self) -> None:
         self._network.gone(self)
@@ -196,6 +198,7 @@ class _End:
     ) -> None:
         self.host = name
         self.far = ""
+        self.process = network.runs.here
         self.connected = False
         self.closed = False
         self.fault = ""
@@ -222,7 +225,7 @@ class _End:
     def dials(self, there: str, port: int) -> None:
         """Connect, and reconnect whenever the connection is lost."""
         self.far, self._target = there, (there, port)
-        self._after(self._arrive)
+        self._after(self, self._arrive)
 
     def _arrive(self) -> None:
         if self.closed or self._peer is not None or self._target is None:
@@ -239,14 +242,15 @@ class _End:
             return
         pause = min(_REDIAL_SECONDS * 2**self._tries, _REDIAL_MOST_SECONDS)
         self._tries = min(self._tries + 1, 8)
-        self._network.after(trio.current_time() + pause, self._arrive)
+        runs = self._network.runs
+        runs.after(runs.now + pause, self.process, self._arrive)
 
     def joins(self, other: _End) -> None:
         """Connect both ends soon."""
         self.far = other.host
         self._peer, other._peer = other, self
-        self._after(lambda: self._came(other))
-        other._after(lambda: other._came(self))
+        self._after(self, lambda: self._came(other))
+        other._after(other, lambda: other._came(self))
 
     def _came(self, peer: _End) -> None:
         if self._peer is peer and not self.closed:
@@ -263,9 +267,12 @@ class _End:
         if peer._peer is self:
             peer.lose()
         self._next_at = 0.0
+        was, self.connected = self.connected, False
+        self._network.runs.soon(self.process, lambda: self._lost(was))
+
+    def _lost(self, was: bool) -> None:
         self._readable.unpark_all()
         if not self.closed:
-            was, self.connected = self.connected, False
             if was or self._target is None:
                 self._on_change(False)
             self.dial_later()
@@ -278,15 +285,16 @@ class _End:
         self._network.made(self)
         peer, self._peer = self._peer, None
         if peer is not None and peer._peer is self:
-            self._after(lambda: peer.lose() if peer._peer is self else None)
+            self._after(peer, lambda: peer.lose() if peer._peer is self else None)
         self._readable.unpark_all()
         self._writable.unpark_all()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    def _after(self, action: Callable[[], None]) -> None:
-        """Run ``action`` when everything sent before has arrived."""
-        self._next_at = max(self._next_at, trio.current_time() + self._network.delay())
-        self._network.after(self._next_at, action)
+    def _after(self, end: _End, action: Callable[[], None]) -> None:
+        """Run ``action`` at an end when everything sent before has arrived."""
+        runs = self._network.runs
+        self._next_at = max(self._next_at, runs.now + self._network.delay())
+        runs.after(self._next_at, end.process, action)
 
     # -- envelopes ---------------------------------------------------------------------------
 
@@ -296,7 +304,8 @@ class _End:
         data = self._inbox.popleft()
         if self._peer is not None:
             self._peer._sent -= 1
-            self._peer._writable.unpark_all()
+            if self._peer._writable:
+                self._network.runs.soon(self._peer.process, self._peer._writable.unpark_all)
         return data
 
     def send_nowait(self, data: bytes) -> bool:
@@ -308,11 +317,11 @@ class _End:
         def arrive() -> None:
             if peer._peer is self and not peer.closed:
                 peer._inbox.append(bytes(data))
-                at = trio.current_time()
+                at = self._network.runs.now
                 self._network.trace.append((at, self.host, peer.host, len(data)))
                 peer._readable.unpark_all()
 
-        self._after(arrive)
+        self._after(peer, arrive)
         return True
 
     def answered(self) -> None:

@@ -68,7 +68,7 @@ class Runtime:
 
     def set_up(self) -> None:
         """Make the world, and start the first container in it."""
-        self._folder = tempfile.TemporaryDirectory(prefix="s4-test-", dir=_folder())
+        self._folder = tempfile.TemporaryDirectory(prefix="s4-test-", dir=shared_folder())
         if self.config.origin(settings.STATE_FOLDER) == "default":
             self.config = self.config.with_({"s4.state.folder": self._folder.name})
         self.world = World()
@@ -165,7 +165,7 @@ class Runtime:
 
     def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Move the clock, and run what falls due on the way."""
-        self.world.advance(seconds, until)
+        self.world.pass_time(seconds, until)
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -228,7 +228,7 @@ class Runtime:
         return self._client
 
 
-def _folder() -> str | None:
+def shared_folder() -> str | None:
     """A folder in memory for files; None if there is none."""
     return _SHARED if os.access(_SHARED, os.W_OK | os.X_OK) else None
 

@@ -44,7 +44,7 @@ async def test_a_new_app_installs_passes_its_test_and_runs_beside_an_installed_s
     await done(tools / "s4", "new-app", "click-totals")
     project = tmp_path / "click-totals"
     await done(tools / "pip", "install", ".[test]", cwd=project)
-    assert "2 passed" in await done(tools / "python", "-m", "pytest", "-q", cwd=project)
+    assert "3 passed" in await done(tools / "python", "-m", "pytest", "-q", cwd=project)
     async with trio.open_nursery() as nursery:
         run = [str(tools / "s4"), "run", "app.py", "--listen", ANY_PORT]
         output = tmp_path / "output"

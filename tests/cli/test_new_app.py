@@ -35,7 +35,7 @@ async def test_a_new_app_passes_its_own_tests_and_runs(tmp_path: Path) -> None:
             env=environment(),
         )
     assert tested.returncode == 0, tested.stdout.decode()
-    assert b"2 passed" in tested.stdout
+    assert b"3 passed" in tested.stdout
 
     async with node_process("app.py", cwd=folder) as node:
         sent = await run_s4(

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
@@ -19,6 +20,7 @@ from s4node.net.transport.network import AcceptedPipe, DialledPipe, Network, Pip
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.transport.tls_socket import TlsSocket
 from s4node.testing.memory_network import MemoryNetwork
+from s4node.testing.runs import Runs
 
 
 class Tls(Tcp):
@@ -37,7 +39,21 @@ class Tls(Tcp):
         return super().dial(f"tls+{address}", most, told, self._node)
 
 
-both = pytest.mark.parametrize("make", [Tcp, Tls, MemoryNetwork])
+class InOneRun(MemoryNetwork):
+    """The network in memory, both ends of which are in the run of the test."""
+
+    def __init__(self) -> None:
+        super().__init__(Runs(Random(0)))
+
+    async def run(self) -> None:
+        while True:
+            self.runs.now = trio.current_time()
+            while self.runs.turn():
+                pass
+            await trio.sleep(0.001)
+
+
+both = pytest.mark.parametrize("make", [Tcp, Tls, InOneRun])
 
 
 @both
@@ -140,7 +156,7 @@ async def test_looking_where_nobody_listens_says_so(make: Callable[[], Network])
 
 
 async def test_a_host_that_is_cut_off_reaches_nobody_until_it_is_back() -> None:
-    async with connected(MemoryNetwork) as ends:
+    async with connected(InOneRun) as ends:
         network = ends.near._network  # type: ignore[attr-defined]
         network.cut(HOST)
         assert ends.told_now() == [True, False]
@@ -210,8 +226,8 @@ class Ends:
 async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
     network, ends = make(), Ends()
     async with trio.open_nursery() as nursery:
-        if isinstance(network, MemoryNetwork):
-            await nursery.start(network.run)
+        if isinstance(network, InOneRun):
+            nursery.start_soon(network.run)
         port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
         ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append, None)
         nursery.start_soon(ends.near.run)

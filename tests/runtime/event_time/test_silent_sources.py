@@ -544,7 +544,7 @@ def test_a_pause_of_the_process_makes_no_program_silent(seconds: float) -> None:
         slow.send(10)
         fast.send(11)
         for _ in range(3):
-            world.now += seconds  # nothing ran meanwhile
+            world.runs.now += seconds  # nothing ran meanwhile
             fast.send(200)
         assert bars(test) == []
         slow.send(12, 70)

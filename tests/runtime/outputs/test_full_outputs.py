@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from s4node import App, Client, Config, Container, OutputStream, ProcessingElement
 from s4node.state import task_state
-from s4node.testing.memory_network import host
+from s4node.testing.runs import host
 from s4node.testing.world import World
 
 
@@ -33,9 +33,9 @@ def test_apps_that_know_each_other_by_address_say_that_they_wait_for_each_other(
     one, two = doubling("one", "toone", "totwo"), doubling("two", "totwo", "toone")
     with capture_logs() as logs, two_apps(one, two, tmp_path, grade) as world:
         world.start_soon(send, "toone", [Click("ann", 12)])
-        world.advance(9)
+        world.pass_time(9)
         assert told(logs, FULL) == []
-        world.advance(30)
+        world.pass_time(30)
         assert sorted(told(logs, FULL)) == [("toone", ["one"]), ("totwo", ["two"])]
         assert len(doubled) < 2**13 - 1
 
@@ -53,11 +53,11 @@ def test_an_output_stream_that_has_room_again_says_so(tmp_path: Path) -> None:
     two = OnePE(Wait, "totwo", name="two")
     with capture_logs() as logs, two_apps(one, two, tmp_path, "fast") as world:
         world.start_soon(send, "toone", [Click("ann", n) for n in range(100)])
-        world.advance(30)
+        world.pass_time(30)
         assert told(logs, FULL) == [("totwo", ["two"])]
         assert told(logs, ROOM) == []
         world.call(goes_on.set)
-        world.advance(30)
+        world.pass_time(30)
         assert len(seen) == 100
         assert len(told(logs, ROOM)) == len(told(logs, FULL)) == 1
 
@@ -101,7 +101,7 @@ def two_apps(one: App, two: App, folder: Path, grade: str) -> Iterator[World]:
                 "s4.watchdog.ms": "0",
             }
             world.start_soon(run, app.name, Container(app, Config.from_values(settings)).run)
-        world.advance(1)
+        world.pass_time(1)
         yield world
         assert not world.failures
     finally:

@@ -1,0 +1,96 @@
+"""The faults of a test's cluster: what happens to its hosts, and when.
+
+Rules
+- A seed makes a schedule of faults, each with its begin and its end, so it can be printed, repeated
+  and made shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Literal, NamedTuple, get_args
+
+Kind = Literal[
+    "kill process",
+    "kill host",
+    "lose host",
+    "pause",
+    "cut off",
+    "cut apart",
+    "lose coordination",
+    "lose store",
+    "doubt store",
+    "set clock",
+]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Fault(NamedTuple):
+    """What happens to ``host`` at a time, in seconds of the test's clock, and for how long.
+
+    - ``kill process``: its process dies, and its session ends at once. It starts again a second
+      later, from the folder as it was.
+    - ``kill host``: as this, but its session ends after its timeout, and the host comes back at the
+      end of the fault. ``lose host``: it comes back with an empty folder.
+    - ``pause``: it stands still, as after a SIGSTOP.
+    - ``cut off``: it reaches no other host. ``cut apart``: it does not reach ``other``, nor does
+      that reach it.
+    - ``lose coordination``, ``lose store``: it does not reach these. ``doubt store``: what it puts
+      there is written, but it gets an error.
+    - ``set clock``: its clock on the wall is that much ahead, until the end of the fault.
+
+    A kill with a ``point`` happens when the process next passes this failpoint, if it does so
+    before the end of the fault.
+    """
+
+    kind: Kind
+    host: str
+    at: float
+    seconds: float
+    other: str = ""
+    point: str = ""
+
+    @property
+    def until(self) -> float:
+        return self.at + self.seconds
+
+
+def schedule(
+    seed: int,
+    hosts: Sequence[str],
+    *,
+    count: int,
+    start: float,
+    seconds: float,
+    session_seconds: float,
+    points: Sequence[str],
+) -> list[Fault]:
+    """So many faults that begin within ``seconds`` after ``start``, by their begin."""
+    chance = Random(f"faults {seed}")  # noqa: S311 - to be repeated
+    found = []
+    for _ in range(count):
+        kind = chance.choice(KINDS)
+        host = chance.choice(hosts)
+        other, point = "", ""
+        if kind == "cut apart":
+            others = [each for each in hosts if each != host]
+            if not others:
+                continue
+            other = chance.choice(others)
+        if kind in ("kill process", "kill host") and chance.random() < 0.5:
+            point = chance.choice(points)
+        at = start + round(chance.uniform(0, seconds), 3)
+        longest = 2.5 if chance.random() < 0.5 else 0.5
+        found.append(
+            Fault(
+                kind,
+                host,
+                at,
+                round(chance.uniform(0.05, longest * session_seconds), 3),
+                other,
+                point,
+            )
+        )
+    return sorted(found, key=lambda fault: fault.at)

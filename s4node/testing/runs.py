@@ -1,0 +1,222 @@
+"""Trio runs that go on only while a test pumps them: the processes of a world.
+
+Rules
+- Each process is a trio run of its own. One that is not pumped stands still, as after a SIGSTOP,
+  and goes on later. One that is never pumped again was killed: no ``finally`` of it runs.
+- All that one run does to another, or that comes later, is an entry in one list, by time and then
+  in the order of requests. It happens between two steps, with the run that it is for.
+- A step of a run is one pass of trio's scheduler. Of several runs that have something to do, the
+  seed chooses which one goes on.
+- When no run has anything to do, nothing happens before time moves or the world outside acts.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import itertools
+import math
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import trio
+
+scheduler: Any = trio._core._run
+"""Trio has no public way to nest, pump or repeat runs; hypothesis uses the same module."""
+
+host: ContextVar[str] = ContextVar("host", default="")
+"""The host of the code that runs."""
+
+Action = Callable[[], object]
+
+_MOST_STEPS, _MOST_SECONDS = 1000, 10.0
+"""A killed run that does not end within so many steps is left."""
+
+
+class Run:
+    """A trio run of ``main``; ``name`` is its host."""
+
+    def __init__(
+        self, name: str, clock: trio.abc.Clock, main: Callable[[Run], Awaitable[None]]
+    ) -> None:
+        self.name = name
+        self.due = -math.inf
+        """When it goes on by itself."""
+        self.ahead = 0.0
+        """By how much its clock on the wall is ahead, in seconds."""
+        self.paused = False
+        self.killed = False
+        self.ended = False
+        self.nursery: trio.Nursery | None = None
+        """What runs in it; None before it has begun."""
+        self.held: deque[Action] = deque()  # what came while it was paused
+        self.context = contextvars.copy_context()
+        self.context.run(host.set, name)
+        hooks = sys.get_asyncgen_hooks()
+        self.runner = self.context.run(scheduler.setup_runner, clock, [], False, True)
+        self.runner.ki_manager.close()  # Ctrl-C is the test's
+        self.hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(*hooks)
+        self._steps = scheduler.unrolled_run(self.runner, main, (self,), True)
+        self._events: Any = None
+
+    def step(self, seconds: float = 0.0) -> None:
+        """Take a step, or, with nothing to do, wait real seconds for sockets and threads."""
+        if seconds:
+            self._events = self.runner.io_manager.get_events(seconds)
+        try:
+            left = self._steps.send(self._events)
+        except StopIteration:
+            self.ended, self.due = True, math.inf
+            self.runner.main_task_outcome.unwrap()
+            return
+        except trio.TrioInternalError as error:
+            self.ended, self.due = True, math.inf
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
+            raise
+        self._events = [] if left <= 0 else self.runner.io_manager.get_events(0)
+        is_busy = left <= 0 or self._events
+        self.due = -math.inf if is_busy else self.runner.deadlines.next_deadline()
+
+
+class Runs:
+    """The runs of a world, and what is to happen in them; ``now`` is the time in seconds."""
+
+    def __init__(self, chance: Random) -> None:
+        self.now = 0.0
+        self.here: Run | None = None
+        """The run that goes on."""
+        self.all: list[Run] = []
+        self.killed: list[Run] = []
+        self._chance = chance
+        self._actions: list[tuple[float, int, Run | None, Action]] = []
+        self._turns = itertools.count()
+
+    def add(self, name: str, main: Callable[[Run], Awaitable[None]]) -> Run:
+        run = Run(name, _Clock(self), main)
+        self.all.append(run)
+        return run
+
+    def after(self, at: float, run: Run | None, action: Action) -> None:
+        """Have ``action`` happen in a run at that time, after all that comes at the same time.
+
+        Without a run it happens outside of them. A killed run gets nothing.
+        """
+        heapq.heappush(self._actions, (at, next(self._turns), run, action))
+
+    def soon(self, run: Run | None, action: Action) -> None:
+        """Have ``action`` happen in a run: at once in the one that goes on, else next."""
+        if run is self.here:
+            action()
+        else:
+            self.after(self.now, run, action)
+
+    def pause(self, run: Run) -> None:
+        run.paused = True
+
+    def resume(self, run: Run) -> None:
+        run.paused = False
+        while run.held:
+            self.after(self.now, run, run.held.popleft())
+
+    def kill(self, run: Run) -> None:
+        """Never let the run go on."""
+        run.killed = True
+        self.all.remove(run)
+        self.killed.append(run)
+
+    def clear(self) -> None:
+        """Free what killed runs have in memory: they end now, and their ``finally`` blocks run."""
+        for run in self.killed:
+            with suppress(Exception):
+                self._finish(run)
+        self.killed.clear()
+        self._actions.clear()
+
+    def _finish(self, run: Run) -> None:
+        if run.nursery is not None:
+            self.enter(run, run.nursery.cancel_scope.cancel)
+        for _ in range(_MOST_STEPS):
+            if run.ended:
+                break
+            self.now = max(self.now, min(run.due, self.now + _MOST_SECONDS))
+            self.step(run)
+
+    @property
+    def next(self) -> float:
+        """When something is due next."""
+        dues = [run.due for run in self.all if not run.paused]
+        return min([*dues, self._actions[0][0] if self._actions else math.inf])
+
+    def turn(self) -> bool:
+        """Let the next thing happen that is due now; return False if there is none."""
+        if self._actions and self._actions[0][0] <= self.now:
+            *_, run, action = heapq.heappop(self._actions)
+            if run is None:
+                action()
+            elif run.paused:
+                run.held.append(action)
+            elif not (run.killed or run.ended):
+                self.enter(run, action)
+            return True
+        ready = [run for run in self.all if run.due <= self.now and not run.paused]
+        if ready:
+            self.step(ready[0] if len(ready) == 1 else self._chance.choice(ready))
+        return bool(ready)
+
+    def enter(self, run: Run, action: Action) -> None:
+        """Do something in a run, outside of its tasks."""
+        run.due = -math.inf
+        self._in(run, lambda: run.context.run(action))
+
+    def step(self, run: Run, seconds: float = 0.0) -> None:
+        try:
+            self._in(run, lambda: run.step(seconds))
+        finally:
+            if run.ended and run in self.all:
+                self.all.remove(run)
+
+    def _in(self, run: Run, action: Action) -> None:
+        hooks, before = sys.get_asyncgen_hooks(), self.here
+        sys.set_asyncgen_hooks(*run.hooks)
+        scheduler.GLOBAL_RUN_CONTEXT.runner = run.runner
+        self.here = run
+        try:
+            action()
+        finally:
+            self.here = before
+            scheduler.GLOBAL_RUN_CONTEXT.__dict__.clear()
+            sys.set_asyncgen_hooks(*hooks)
+
+
+class _Clock(trio.abc.Clock):
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def start_clock(self) -> None:
+        """Nothing to start."""
+
+    def current_time(self) -> float:
+        return self._runs.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return deadline - self._runs.now
+
+
+def waits_of(run: Run) -> Iterator[str]:
+    """Where each task of a run waits: its name, and the innermost line outside of trio."""
+    for task in sorted(run.runner.tasks, key=lambda task: task._counter):
+        places = [
+            f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+            for frame, line in task.iter_await_frames()
+            if "/trio/" not in frame.f_code.co_filename
+        ]
+        if places:
+            yield f"{task.name}: {places[-1]}"

@@ -1,0 +1,155 @@
+"""A cluster in one process, with faults by seed, as app authors test theirs."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import trio
+from harness import environment
+from simulate import USERS, Click, Count, Group, Seen, counting, durable, scenario
+
+from s4node import App
+from s4node.errors import S4Error, SessionLost
+from s4node.testing import ClusterTest, Fault, check_seeds
+
+
+def test_each_event_counts_once_and_in_order_whatever_two_faults_do() -> None:
+    check_seeds(scenario, range(12))
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
+    assert trace_of(7) == trace_of(7)
+    assert trace_of(7) != trace_of(8)
+
+
+def test_the_trace_of_a_seed_does_not_depend_on_the_order_of_sets() -> None:
+    traces = {trace_elsewhere(hash_seed) for hash_seed in ("1", "2")}
+    assert len(traces) == 1
+
+
+def test_a_host_that_is_killed_is_replaced_after_its_session_and_a_process_at_once() -> None:
+    def seconds_without_owners(fault: Fault) -> float:
+        with ClusterTest(counting, settings=DURABLE) as test:
+            test.plan(fault)
+            test.advance(fault.at - test.now)
+            began = test.now
+            test.send("clicks", *CLICKS)
+            while test.waiting:
+                test.advance(0.05)
+            return test.now - began
+
+    assert seconds_without_owners(Fault("kill process", "host1", at=5, seconds=9)) < 1
+    assert seconds_without_owners(Fault("kill host", "host1", at=5, seconds=9)) > 1
+
+
+def test_a_host_that_is_paused_for_longer_than_its_session_loses_it() -> None:
+    with ClusterTest(counting, settings=DURABLE) as test:
+        test.plan(Fault("pause", "host1", at=test.now, seconds=1))
+        test.settle()
+        assert test.errors == {"host1": [], "host2": []}
+        test.plan(Fault("pause", "host1", at=test.now, seconds=4))
+        test.settle()
+        assert [type(error) for error in test.errors["host1"]] == [SessionLost]
+
+
+def test_a_host_that_comes_back_without_its_folder_gets_its_state_from_the_store() -> None:
+    with ClusterTest(counting, hosts=1, settings=DURABLE) as test:
+        test.send("clicks", *CLICKS)
+        test.settle()
+        test.plan(Fault("lose host", "host1", at=test.now, seconds=1))
+        test.settle()
+        assert test.state(Count, "user-0").numbers == [0]
+
+
+def test_what_runs_in_a_killed_process_does_not_end() -> None:
+    ended: list[bool] = []
+
+    async def wait() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    class Waiting(App):
+        def on_init(self) -> None:
+            self.create_input_stream("clicks", self.create_pe(Group), types=Seen, key="user")
+
+        def on_start(self) -> None:
+            self.start_soon(wait)
+
+    with ClusterTest(Waiting, settings=DURABLE) as test:
+        test.plan(Fault("kill process", "host1", at=test.now, seconds=0))
+        test.settle()
+        assert ended == []
+
+
+def test_a_failure_names_the_seed_and_the_fewest_faults_with_which_it_fails() -> None:
+    def second_host_never_fails(seed: int) -> None:
+        with ClusterTest(counting, seed=seed, settings=DURABLE) as test:
+            test.faults(4, seconds=3)
+            test.settle()
+            assert test.errors["host2"] == []
+
+    with pytest.raises(AssertionError) as failure:
+        check_seeds(second_host_never_fails, range(12))
+    note = failure.value.__notes__[-1]
+    assert "fails with 1 of 4 faults" in note
+    assert note.count("Fault(") == 1
+
+
+def test_an_app_that_is_not_deterministic_is_found_where_two_runs_differ() -> None:
+    class Random(Count):
+        def on_event(self, click: Click) -> None:
+            for _ in range(random.randrange(1000)):
+                self.seen.put(Seen(click.user[-1:], click.user, 0))
+
+    def sent(seed: int) -> None:
+        with ClusterTest(lambda: counting(Random), seed=seed, settings=DURABLE) as test:
+            test.send("clicks", *CLICKS)
+            test.settle()
+
+    with pytest.raises(S4Error, match=r"seed 3: two runs differ at message \d+: \("):
+        check_seeds(sent, [3])
+
+
+def test_a_fault_of_an_unknown_host_is_refused() -> None:
+    with ClusterTest(counting) as test, pytest.raises(S4Error, match="no host 'host9'; the hosts"):
+        test.plan(Fault("pause", "host9", at=1, seconds=1))
+
+
+def test_a_cluster_that_does_not_become_healthy_says_what_is_missing_and_where_tasks_wait() -> None:
+    class Stuck(Count):
+        async def on_event(self, click: Click) -> None:
+            await trio.sleep_forever()
+
+    with ClusterTest(lambda: counting(Stuck), settings=DURABLE) as test:
+        test.send("clicks", Click("joe", 0))
+        with pytest.raises(S4Error, match="1 events to 'clicks' are not committed") as failure:
+            test.settle()
+        assert "in on_event" in str(failure.value)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+CLICKS = [Click(user, 0) for user in USERS]
+DURABLE = durable()
+
+
+def trace_of(seed: int) -> str:
+    return repr(scenario(seed).trace)
+
+
+def trace_elsewhere(hash_seed: str) -> str:
+    """The trace of a seed in another process, whose sets have another order."""
+    code = "from simulate import scenario; print(scenario(7).trace)"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(PYTHONHASHSEED=hash_seed, PYTHONPATH=os.pathsep.join(sys.path)),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    ).stdout
