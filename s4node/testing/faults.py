@@ -12,15 +12,19 @@ from random import Random
 from typing import Literal, NamedTuple, get_args
 
 Kind = Literal[
+    "stop",
     "kill process",
     "kill host",
     "lose host",
     "pause",
     "cut off",
     "cut apart",
+    "hold",
+    "slow",
     "lose coordination",
     "lose store",
     "doubt store",
+    "full disk",
     "set clock",
 ]
 
@@ -30,6 +34,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Fault(NamedTuple):
     """What happens to ``host`` at a time, in seconds of the test's clock, and for how long.
 
+    - ``stop``: its container stops in order, and starts again a second after it has ended.
     - ``kill process``: its process dies, and its session ends at once. It starts again a second
       later, from the folder as it was.
     - ``kill host``: as this, but its session ends after its timeout, and the host comes back at the
@@ -37,8 +42,11 @@ class Fault(NamedTuple):
     - ``pause``: it stands still, as after a SIGSTOP.
     - ``cut off``: it reaches no other host. ``cut apart``: it does not reach ``other``, nor does
       that reach it.
+    - ``hold``: what it sends to ``other`` arrives after the fault, though not the other way round.
+      ``slow``: what it sends and gets takes a hundred times as long, up to 0.3 s.
     - ``lose coordination``, ``lose store``: it does not reach these. ``doubt store``: what it puts
       there is written, but it gets an error.
+    - ``full disk``: it writes no rows of tasks into its folder.
     - ``set clock``: its clock on the wall is that much ahead, until the end of the fault.
 
     A kill with a ``point`` happens when the process next passes this failpoint, if it does so
@@ -74,7 +82,7 @@ def schedule(
         kind = chance.choice(KINDS)
         host = chance.choice(hosts)
         other, point = "", ""
-        if kind == "cut apart":
+        if kind in ("cut apart", "hold"):
             others = [each for each in hosts if each != host]
             if not others:
                 continue

@@ -12,6 +12,8 @@ Rules
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -67,6 +69,8 @@ class Host:
         """Kills of the host that have not ended: it does not start."""
         self.fatal: list[Fault] = []
         """Kills that wait for the process to pass a failpoint."""
+        self.full = False
+        """True while nothing can be written to its disk."""
         self.errors: list[Exception] = []
         """What has ended its containers."""
 
@@ -168,6 +172,9 @@ class Hosts:
     def _inflict(self, host: Host, fault: Fault) -> None:
         network = self.world.network
         match fault.kind:
+            case "stop":
+                if host.run is not None and host.container is not None:
+                    self.world.runs.soon(host.run, host.container.stop)
             case "kill process" | "kill host" | "lose host":
                 if fault.point:
                     host.fatal.append(fault)
@@ -180,6 +187,12 @@ class Hosts:
                 network.cut(host.name)
             case "cut apart":
                 network.cut(host.name, fault.other)
+            case "hold":
+                network.hold(host.name, fault.other)
+            case "slow":
+                network.slow.add(host.name)
+            case "full disk":
+                host.full = True
             case "lose coordination":
                 self.coordination.lost.add(host.name)
             case "lose store":
@@ -209,6 +222,12 @@ class Hosts:
                 network.heal(host.name)
             case "cut apart":
                 network.heal(host.name, fault.other)
+            case "hold":
+                network.let_go(host.name, fault.other)
+            case "slow":
+                network.slow.discard(host.name)
+            case "full disk":
+                host.full = False
             case "lose coordination":
                 self.coordination.lost.discard(host.name)
             case "lose store":
@@ -224,10 +243,12 @@ class Hosts:
             host.run.ahead = host.ahead
 
     def _passed(self, run: Run, point: str) -> None:
-        """Kill a process that passes its failpoint."""
+        """Kill a process that passes its failpoint, and refuse what a full disk refuses."""
         host = self.each.get(run.name)
         if host is None or host.run is not run:
             return
+        if host.full and point == "rows.write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for fault in host.fatal:
             if fault.point == point:
                 host.fatal.remove(fault)

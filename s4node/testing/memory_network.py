@@ -23,6 +23,8 @@ from s4node.net.transport.pair_socket import host_and_port
 from s4node.testing.runs import Run, Runs, host
 
 _MOST_ENVELOPES = 16
+_SLOW = 100
+"""What goes to or from a slow host takes so many times as long."""
 _REDIAL_SECONDS = 0.05
 _REDIAL_MOST_SECONDS = 1.0
 
@@ -39,6 +41,8 @@ class MemoryNetwork:
         self.runs = runs
         self.cut_off: set[str] = set()
         self.cut_apart: set[tuple[str, str]] = set()
+        self.slow: set[str] = set()
+        self._held: dict[tuple[str, str], list[tuple[_End, Callable[[], None]]]] = {}
         self.trace: list[Message] = []
         self._ports = itertools.count(1)
         self._places: dict[tuple[str, int], MemoryPlace] = {}
@@ -60,6 +64,26 @@ class MemoryNetwork:
             self.cut_apart -= {(name, other), (other, name)}
         else:
             self.cut_off.discard(name)
+
+    def hold(self, name: str, other: str) -> None:
+        """Keep what a host sends to another one, whose connections do not break."""
+        self._held.setdefault((name, other), [])
+
+    def let_go(self, name: str, other: str) -> None:
+        """Deliver what was kept, in its order."""
+        for end, action in self._held.pop((name, other), ()):
+            self.runs.after(self.runs.now, end.process, action)
+
+    def kept(self, path: tuple[str, str], end: _End, action: Callable[[], None]) -> bool:
+        """Keep an action at an end, if what goes this way is kept now."""
+        held = self._held.get(path)
+        if held is not None:
+            held.append((end, action))
+        return held is not None
+
+    def seconds(self, name: str, other: str) -> float:
+        """How long the next envelope takes."""
+        return self.delay() * (1 if self.slow.isdisjoint((name, other)) else _SLOW)
 
     def killed(self, run: Run) -> None:
         """Close all that a run has open, as the kernel does when a process has died."""
@@ -292,9 +316,11 @@ class _End:
 
     def _after(self, end: _End, action: Callable[[], None]) -> None:
         """Run ``action`` at an end when everything sent before has arrived."""
-        runs = self._network.runs
-        self._next_at = max(self._next_at, runs.now + self._network.delay())
-        runs.after(self._next_at, end.process, action)
+        network = self._network
+        if not network.kept((self.host, self.far), end, action):
+            at = network.runs.now + network.seconds(self.host, self.far)
+            self._next_at = max(self._next_at, at)
+            network.runs.after(self._next_at, end.process, action)
 
     # -- envelopes ---------------------------------------------------------------------------
 

@@ -10,15 +10,27 @@ import sys
 import pytest
 import trio
 from harness import environment
-from simulate import USERS, Click, Count, Group, Seen, counting, durable, scenario
+from simulate import USERS, Click, Count, Group, Seen, counting, durable, judge, scenario
 
 from s4node import App
 from s4node.errors import S4Error, SessionLost
 from s4node.testing import ClusterTest, Fault, check_seeds
+from s4node.testing.faults import KINDS, Kind
 
 
 def test_each_event_counts_once_and_in_order_whatever_two_faults_do() -> None:
     check_seeds(scenario, range(12))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_event_counts_once_through_a_fault_of_each_kind(kind: Kind) -> None:
+    with ClusterTest(counting, settings=DURABLE) as test:
+        test.plan(Fault(kind, "host1", at=test.now + 0.5, seconds=2.5, other="host2"))
+        for number in range(8):
+            test.send("clicks", *(Click(user, number) for user in USERS))
+            test.advance(0.5)
+        test.settle()
+        judge(test, 8)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
