@@ -2,12 +2,12 @@
 
 ``committer`` writes a task's state, offsets and outgoing frames together. ``producers`` adds the
 numbers of producers to durable streams. ``recovery`` rolls a task back after a failure;
-``dead_letter_queue`` keeps events that cannot be processed. ``careful_mode`` has events processed
-one at a time after deaths.
+``dead_letter_queue`` keeps events that cannot be processed, in the ``dead_letter_stream``.
+``careful_mode`` has events processed one at a time after deaths.
 
 It may touch ``runtime.outputs``, ``runtime.task``, ``runtime.task.poison``, ``net.ingress``,
-``net.wire``, ``state``, ``offsets``, ``app``, ``events``, ``config``, ``failpoints``, ``logger``
-and ``errors``, and the world: databases, threads and trio. ``producers`` is pure.
+``net.wire``, ``systems``, ``state``, ``offsets``, ``app``, ``events``, ``config``, ``failpoints``,
+``logger`` and ``errors``, and the world: databases, threads and trio. ``producers`` is pure.
 
 Begin with ``committer``: it shows a whole commit.
 """

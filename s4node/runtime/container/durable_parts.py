@@ -8,13 +8,10 @@ Rules
   systems are never created, because they may belong to others.
 - The progress of a task is claimed before the task starts, and its inputs are read after that, so
   that the task may say where to begin. Tasks get startpoints before any task is claimed.
-- Dead letters go to an output stream of the app or to a stream of a system; if there is no such
-  stream, the container does not start.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -29,7 +26,7 @@ from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, UnknownStream
-from s4node.events.event import LIVE, GenericEvent
+from s4node.events.event import LIVE
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ReplayStatistics, RestoreStatistics
@@ -40,6 +37,7 @@ from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
+from s4node.runtime.commit.dead_letter_stream import DeadLetterStream
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
@@ -96,7 +94,7 @@ class DurableParts:
         self._app = app
         self._config = config
         self._own_log = own_log
-        self._outputs: OutputStreams
+        self._letters = DeadLetterStream(app, config, self.systems)
         self._partitions: Partitions
         self._model: JobModel
         self._startpoints: Startpoints
@@ -104,7 +102,6 @@ class DurableParts:
         self._presence: JobLock
         self._name = ""
         self.state = ""  # the identity of the state here, for members
-        self._dead_letter_partitions = 0  # of the system's stream for dead letters
 
     @classmethod
     async def prepared(cls, app: App, config: Config, own_log: str = "") -> DurableParts | None:
@@ -119,7 +116,7 @@ class DurableParts:
         replay = cls(app, config, own_log)
         for stream in streams:
             replay.systems[stream.system]  # raises if there is none
-        dead_letters = replay._dead_letters()
+        letters = replay._letters
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
                 await nursery.start(each.run)
@@ -129,8 +126,8 @@ class DurableParts:
                 key = rule.name if rule is not None else ""
                 count = await replay._partitions_of(stream.system, stream.name, key)
                 replay.counts[stream.system, stream.name] = count
-            if dead_letters is not None:
-                replay._dead_letter_partitions = await replay._partitions_of(*dead_letters)
+            if letters.place is not None:
+                letters.partitions = await replay._partitions_of(*letters.place)
             nursery.cancel_scope.cancel()
         return replay
 
@@ -206,31 +203,6 @@ class DurableParts:
         guard, _ = await threads.run_sync(known_job, folder, depot_of(config, folder))
         return guard
 
-    def _dead_letters(self) -> tuple[str, str] | None:
-        """The system's stream for dead letters, or None; raises ConfigError for a bad setting."""
-        name = self._config[settings.DEAD_LETTERS]
-        if not name:
-            return None
-        stream = self._app.streams.get(name)
-        if isinstance(stream, OutputStream):
-            types = [kind.cls for kind in stream.types]
-            if types and GenericEvent not in types:
-                raise ConfigError(
-                    f"{settings.DEAD_LETTERS.name} = {name}: the stream carries "
-                    f"{', '.join(cls.__name__ for cls in types)} only; declare it with "
-                    f"types=GenericEvent"
-                )
-            return None
-        system, _, rest = name.partition(".")
-        if not rest or system == LIVE:
-            known = [s.name for s in self._app.streams.values() if isinstance(s, OutputStream)]
-            raise ConfigError(
-                f"{settings.DEAD_LETTERS.name} = {name} is neither an output stream of app "
-                f"{self._app.name!r}, which has {', '.join(known) or 'none'}, nor a system.stream"
-            )
-        self.systems[system]  # raises if there is none
-        return system, rest
-
     def make(
         self,
         name: str,
@@ -247,12 +219,11 @@ class DurableParts:
         config = self._config
         self._name = name
         self._model = model
-        self._outputs = outputs
         self._partitions = partitions
         self.dead_letters = DeadLetterQueue(
             loop,
             drop=config[settings.DROP_UNDECODED],
-            keep=self._keep if config[settings.DEAD_LETTERS] else None,
+            keep=partial(self._letters.keep, outputs) if self._letters else None,
         )
         self.consumers = SystemConsumers(
             config,
@@ -422,32 +393,6 @@ class DurableParts:
         """End the run of the job if all its tasks are done, after the last commits."""
         live = bool(live_of(self._app))
         await self.committer.end_run([task.name for task in self._model.tasks if live or task.ssps])
-
-    async def _keep(self, dead_letter: GenericEvent) -> None:
-        """Store a dead letter; return once it is safe."""
-        name = self._config[settings.DEAD_LETTERS]
-        stream = self._app.streams.get(name)
-        if isinstance(stream, OutputStream):
-            await stream.send(dead_letter)
-            await self._outputs.sent().wait_settled()
-            return
-        system, _, rest = name.partition(".")
-        home = self.systems[system]
-        partition = dead_letter.partition % self._dead_letter_partitions
-        if hasattr(home, "append_once"):
-            await home.append_once(
-                rest, partition, dead_letter, self._dead_letter_name(dead_letter)
-            )
-        else:  # an author's system may lack it; then a crash may store the letter twice
-            await home.append(rest, partition, [dead_letter])
-
-    def _dead_letter_name(self, dead_letter: GenericEvent) -> str:
-        """The name of a dead letter, the same for every owner, so that a crash sends it once."""
-        cluster = self._config[settings.CLUSTER_NAME]
-        place = f"{dead_letter.origin}:{dead_letter.offset}"
-        if dead_letter.offset < 0:
-            place += f" {zlib.crc32(dead_letter.raw):08x}"
-        return f"dead letter {cluster}/{dead_letter.app}/{dead_letter.task}/{place}"
 
 
 async def check_left(app: App, config: Config, name: str) -> None:
