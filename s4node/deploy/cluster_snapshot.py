@@ -93,8 +93,8 @@ class RestoringRow(msgspec.Struct):
 
 
 class FailingRow(msgspec.Struct, frozen=True, order=True):
-    """The tasks of an app whose commits cannot be written and are tried again; why the first's
-    cannot."""
+    """The tasks of an app that cannot commit or start, and try again; why the first cannot. If a
+    container cannot start, there are none."""
 
     app: str
     tasks: list[str]
@@ -292,12 +292,12 @@ def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
 
 
 def failing_of(reports: Iterable[ContainerStatistics]) -> list[FailingRow]:
-    """The tasks that cannot commit now."""
+    """The tasks that cannot commit or start now."""
     reasons: dict[str, dict[str, str]] = {}
     for report in reports:
         reasons.setdefault(report.app, {}).update(report.replay.failing)
     return [
-        FailingRow(app, sorted(found), found[min(found)])
+        FailingRow(app, sorted(filter(None, found)), found[min(found)])
         for app, found in sorted(reasons.items())
         if found
     ]

@@ -202,7 +202,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     """The counts of replayable inputs and commits.
 
     ``failing`` has, by task, why its commit could not be written, or its state read, and is tried
-    again.
+    again; "" is the start of the container.
     """
 
     progress: Annotated[tuple[ProgressStatistics, ...], Keyed()] = ()

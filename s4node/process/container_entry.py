@@ -95,5 +95,5 @@ def _status(container: Container, name: str) -> NodeStatus | None:
         failure=died,
         failed_ms=died_ms,
     )
-    counted = [container.statistics()] if ready else []
+    counted = [container.statistics()] if ready or container.failing else []
     return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)

@@ -266,7 +266,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
         with _signals(stop):
             nursery.start_soon(line.carry)
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
-            await container.prepare()
+            await container.prepare(waits=not begin.hold)  # else it is told who has asked
             if begin.hold and not stopping.is_set():
                 await container.check_saved_state(begin.check)
             line.say(supervisor_protocol.Prepared(app.name, *streams_of(app)))
@@ -338,7 +338,7 @@ async def _announce(line: Line, container: Container) -> None:
 async def _pulses(line: Line, container: Container, seconds: float) -> None:
     is_monitored = bool(container.config[settings.HTTP_ADDRESS])
     while True:
-        if container.tasks or container.ready.is_set():
+        if container.tasks or container.failing or container.ready.is_set():
             own = finite(container.own_metrics(), _MOST_OWN) if is_monitored else []
             line.pulse(container.statistics(), own)
         else:

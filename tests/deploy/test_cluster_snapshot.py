@@ -122,6 +122,11 @@ def test_tasks_that_cannot_commit_are_a_row_by_app_with_a_reason() -> None:
     ]
 
 
+def test_a_container_that_cannot_start_is_a_row_without_tasks() -> None:
+    report = ContainerStatistics(app="a", replay=ReplayStatistics(failing={"": "it is full"}))
+    assert failing_of([report]) == [FailingRow("a", [], "it is full")]
+
+
 def test_a_node_that_follows_tasks_reports_how_far_the_slowest_is_behind() -> None:
     one = ReplayStatistics(standbys={"Partition 1": 0.5, "Partition 0": 3.0})
     reports = [ContainerStatistics(app="a", replay=one), ContainerStatistics(app="b")]

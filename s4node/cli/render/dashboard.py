@@ -147,8 +147,12 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
         for one in snapshot.restoring
     ]
     texts += [
-        f"{len(one.tasks)} of the tasks of {one.app} cannot commit or start, and try again: "
-        f"{one.reason}"
+        (
+            f"{len(one.tasks)} of the tasks of {one.app} cannot commit or start, and try again"
+            if one.tasks
+            else f"a container of {one.app} cannot start, and tries again"
+        )
+        + f": {one.reason}"
         for one in snapshot.failing
     ]
     texts += [

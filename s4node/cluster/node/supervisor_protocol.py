@@ -130,7 +130,8 @@ class Done(Message, tag="done", frozen=True):
 
 
 class Pulse(Message, tag="pulse", frozen=True):
-    """From a container, regularly: it lives, and has these statistics once its tasks are made.
+    """From a container, regularly: it lives, and has these statistics once its tasks are made, or
+    while its state cannot be read.
 
     ``own`` are the metrics of the app's author, if the node serves monitoring.
     """

@@ -72,19 +72,20 @@ class Committer:
 
     async def open(self, job: JobGuard) -> None:
         """Open the store for a job; raises CheckpointError if its progress is of another job."""
-        context = self._context
+        context, answer = self._context, self._context.retries.answer
         await context.in_thread(check_complete, self._folder)
-        await context.in_thread(self._savepoints.check_restored)
+        await answer("", partial(context.in_thread, self._savepoints.check_restored))
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
         if self._depot is not None:
-            await context.claims(self._follow_layout, context.store, self._depot)
+            follow = partial(self._follow_layout, context.store, self._depot)
+            await answer("", partial(context.claims, follow))
         context.run = await context.claims(context.store.admit, job)
         known = await context.claims(context.store.job)
         assert known is not None
         self._producers.begin_layout(known.layout or 0)
         if self._depot is not None:
-            await context.claims(self._depot.admit, job)
+            await answer("", partial(context.claims, self._depot.admit, job))
 
     def _follow_layout(self, store: TaskClaims, depot: RemoteJob) -> None:
         """Forget the tasks in this folder if the job was given other partitions elsewhere."""
@@ -234,7 +235,7 @@ class Committer:
             commits.again = True  # with the newest offsets
             if commits.cut:  # what it is part of now has more than the cut
                 cut = CutReport(commits.claim.task, commits.claim.fence, 0)
-                why = self.failing[commits.claim.task]
+                why = self._context.retries.failing[commits.claim.task]
                 await self._cut_failed(commits.cut, cut, f"its commit could not be written: {why}")
         commits.writing = False
         commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
@@ -290,11 +291,6 @@ class Committer:
     def failures(self) -> int:
         """The number of commits that could not be written."""
         return self._context.failures
-
-    @property
-    def failing(self) -> Mapping[str, str]:
-        """Why a task's commit could not be written and is tried again, by task."""
-        return self._context.failing
 
     @property
     def writing(self) -> bool:

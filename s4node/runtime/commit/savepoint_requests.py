@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -31,8 +31,6 @@ from s4node.errors import CoordinationError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.cuts import CutReport, Cuts, DrainReport
-from s4node.state.job import identity_of
-from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
 
@@ -67,20 +65,19 @@ class Inputs(Protocol):
 
 
 class SavepointRequests:
-    """Those of the job in ``folder``; ``names`` are its tasks', ``cuts`` and ``inputs`` the
-    container's."""
+    """Those of the job in ``folder``, whose state ``identify`` names; ``names`` are its tasks',
+    ``cuts`` and ``inputs`` the container's."""
 
     def __init__(
         self,
         folder: Path,
-        depot: RemoteJob | None,
+        identify: Callable[[], Awaitable[str]],
         config: Config,
         names: Mapping[int, str],
         cuts: Cuts,
         inputs: Inputs,
     ) -> None:
-        self._folder = folder
-        self._depot = depot
+        self._identify = identify
         self._coordination = StateCoordination(folder, config)
         self._names = names
         self._cuts = cuts
@@ -93,7 +90,7 @@ class SavepointRequests:
         """Ask the tasks for their cuts until cancelled."""
         while not await threads.run_sync(lambda: self._coordination.exists):  # noqa: ASYNC110 - files
             await trio.sleep(_LOOK_SECONDS)
-        self._state = await threads.run_sync(identity_of, self._folder, self._depot)
+        self._state = await self._identify()
         while True:
             try:
                 async with self._coordination.registry("container") as self._registry:

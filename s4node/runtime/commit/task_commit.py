@@ -39,6 +39,7 @@ from s4node.offsets.producer_offsets import SavedProducers
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
 from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
+from s4node.runtime.commit.retries import RETRY_SECONDS, Retries
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.task.task import Task
 from s4node.savepoints.place import SavepointPlace
@@ -49,8 +50,6 @@ from s4node.state.task_state import TaskState
 log = get_logger("s4node.runtime")
 
 R = TypeVar("R")
-
-RETRY_SECONDS = 1.0
 
 _ENCODING_SECONDS = 0.002
 _ENCODED_AT_ONCE = 64
@@ -80,8 +79,9 @@ class CommitContext:
 
     ``progress`` is by task and partition. ``on_consumed(name, ids)`` is called with the startpoints
     that a task has consumed, and returns those that were removed. ``exchange`` has the events that
-    tasks put for others, ``cuts`` the cuts of the tasks. Commits may fail for ``timeout`` seconds.
-    The ``store`` of claims and the ``run`` of the job are set by ``open``.
+    tasks put for others, ``cuts`` the cuts of the tasks. ``retries`` says for how long commits may
+    fail, and gets their reasons. The ``store`` of claims and the ``run`` of the job are set by
+    ``open``.
     """
 
     def __init__(
@@ -92,18 +92,16 @@ class CommitContext:
         *,
         exchange: Exchange,
         cuts: Cuts,
-        timeout: float,
+        retries: Retries,
     ) -> None:
         self.commits = 0
         self.failures = 0
-        self.failing: dict[str, str] = {}
-        """Why a commit of a task could not be written and is tried again, by task."""
         self.progress = progress
         self.on_consumed = on_consumed
         self.producers = producers
         self.exchange = exchange
         self.cuts = cuts
-        self.timeout = timeout
+        self.retries = retries
         self.store: TaskClaims | None = None
         self.run = 0
         self.encoding = trio.Lock()
@@ -382,12 +380,13 @@ class TaskCommits:
     def _succeeded(self) -> None:
         if self._failing_since is not None:
             self._failing_since = None
-            self._context.failing.pop(self.claim.task, None)
+            self._context.retries.failing.pop(self.claim.task, None)
             log.info("progress is written again", task=self.claim.task)
 
     def _failed(self, error: Exception) -> None:
         self._context.failures += 1
-        self._context.failing[self.claim.task] = str(error)
+        retries = self._context.retries
+        retries.failing[self.claim.task] = str(error)
         now = trio.current_time()
         if self._failing_since is None:
             self._failing_since = now
@@ -396,10 +395,10 @@ class TaskCommits:
                 task=self.claim.task,
                 error=str(error),
             )
-        elif now - self._failing_since >= self._context.timeout:
+        elif now - self._failing_since >= retries.timeout:
             raise CheckpointError(
                 f"the progress of task {self.claim.task!r} could not be written for "
-                f"{self._context.timeout:g} s (task.commit.timeout.ms): {error}"
+                f"{retries.timeout:g} s (task.commit.timeout.ms): {error}"
             ) from error
 
     async def tell(self, what: TaskProgress) -> None:

@@ -26,7 +26,7 @@ Rules
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -43,7 +43,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
-from s4node.metrics.statistics import ContainerStatistics
+from s4node.metrics.statistics import ContainerStatistics, ReplayStatistics
 from s4node.metrics.table import Sample
 from s4node.offsets.checkpoint import JobGuard
 from s4node.runtime.commit import recovery
@@ -146,7 +146,10 @@ class Container:
         return self.parts.partitions.processed
 
     def statistics(self) -> ContainerStatistics:
-        """Counts since the start."""
+        """Counts since the start; before the parts are made only what cannot be read."""
+        if self._drain is None:
+            replay = ReplayStatistics(failing=dict(self.failing))
+            return ContainerStatistics(app=self._job_name, replay=replay)
         return self.accounts.statistics()
 
     def metrics(self) -> list[Sample]:
@@ -155,7 +158,12 @@ class Container:
 
     def own_metrics(self) -> list[Sample]:
         """The metrics that the app's author has defined."""
-        return self.accounts.own_metrics()
+        return [] if self._drain is None else self.accounts.own_metrics()
+
+    @property
+    def failing(self) -> Mapping[str, str]:
+        """Why state cannot be read or written now and is tried again, by task; "" is the start."""
+        return {} if self.replay is None else self.replay.retries.failing
 
     @property
     def died(self) -> tuple[str, int]:
@@ -175,11 +183,11 @@ class Container:
 
     # -- life --------------------------------------------------------------------------------
 
-    async def prepare(self) -> None:
+    async def prepare(self, *, waits: bool = True) -> None:
         """Let the app declare its graph, check it, and find out which tasks it has.
 
-        ``run`` calls this unless it was called. It waits for systems that cannot be reached, until
-        :meth:`stop`; ``run`` then returns at once.
+        ``run`` calls this unless it was called. It waits for systems that cannot be reached, and
+        with ``waits`` for the place for state, until :meth:`stop`; ``run`` then returns at once.
         """
         if self._prepared:
             return
@@ -188,18 +196,17 @@ class Container:
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
         with self._reaching:
             own_log = self.address if self.log else self._node_log
-            self.replay = await DurableParts.prepared(app, config, own_log)
+            self.replay = await DurableParts.prepared(app, config, own_log, self._stopping)
+            if self.replay is not None:
+                graph.check_saveable(app)
+                self._job_before = await self.replay.before(self._job_name, waits=waits)
         if self._reaching.cancelled_caught:
             return
-        if self.replay is not None:
-            graph.check_saveable(app)
-        else:
+        if self.replay is None:
             if app.stores:
                 graph.refuse_stores(app)
             await check_left(app, config, self._job_name)
         counts = self.replay.counts if self.replay is not None else {}
-        if self.replay is not None:
-            self._job_before = await self.replay.before(self._job_name)
         self.model = model_of(config, kind_of(app), self._inputs(), counts, self._job_before)
         app.partitions = len(self.model.tasks)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))

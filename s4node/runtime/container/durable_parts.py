@@ -8,6 +8,7 @@ Rules
   systems are never created, because they may belong to others.
 - The progress of a task is claimed before the task starts, and its inputs are read after that, so
   that the task may say where to begin. Tasks get startpoints before any task is claimed.
+- What reads the place for state before the first task is restored waits until it answers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, UnknownStream
+from s4node.errors import ConfigError, StateUnreachable, UnknownStream
 from s4node.events.event import LIVE
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
@@ -40,6 +41,7 @@ from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.dead_letter_stream import DeadLetterStream
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
+from s4node.runtime.commit.retries import Retries
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.commit.task_commit import CommitContext
 from s4node.runtime.container import saved_sample
@@ -75,12 +77,13 @@ class DurableParts:
     """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
 
     ``counts`` are the numbers of partitions of its inputs, by system and stream. ``exchange`` is
-    set before :meth:`make`.
+    set before :meth:`make`. ``stopping`` is set when the container has to end.
     """
 
-    def __init__(self, app: App, config: Config, own_log: str) -> None:
+    def __init__(self, app: App, config: Config, own_log: str, stopping: trio.Event) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         self.systems = Systems(config, own_log)
+        self.retries = Retries(config[settings.COMMIT_TIMEOUT], stopping)
         self.cuts = Cuts(self._cut_soon)
         self.exchange: Exchange
         self.consumers: SystemConsumers
@@ -104,7 +107,9 @@ class DurableParts:
         self.state = ""  # the identity of the state here, for members
 
     @classmethod
-    async def prepared(cls, app: App, config: Config, own_log: str = "") -> DurableParts | None:
+    async def prepared(
+        cls, app: App, config: Config, own_log: str, stopping: trio.Event
+    ) -> DurableParts | None:
         """Ask the systems for the inputs of ``app``; return None if its tasks keep no state.
 
         ``own_log`` is the address of the log of this process, or of the process that started it, if
@@ -113,7 +118,7 @@ class DurableParts:
         streams = replayable(app)
         if not streams and not durable_of(app, config):
             return None
-        replay = cls(app, config, own_log)
+        replay = cls(app, config, own_log, stopping)
         for stream in streams:
             replay.systems[stream.system]  # raises if there is none
         letters = replay._letters
@@ -197,10 +202,14 @@ class DurableParts:
         opened = partial(opened_task, folder)
         await saved_sample.check(self._app, opened, model.tasks, hasher, check, manifest.name)
 
-    async def before(self, name: str) -> JobGuard | None:
-        """The facts of the job that is resumed under ``name``; None for a new one."""
-        folder, config = self._folder(name), self._config
-        guard, _ = await threads.run_sync(known_job, folder, depot_of(config, folder))
+    async def before(self, name: str, *, waits: bool) -> JobGuard | None:
+        """The facts of the job that is resumed under ``name``; None for a new one.
+
+        With ``waits`` it waits for a place for state that does not answer.
+        """
+        folder = self._folder(name)
+        ask = partial(threads.run_sync, known_job, folder, depot_of(self._config, folder))
+        guard, _ = await (self.retries.answer("", ask) if waits else ask())
         return guard
 
     def make(
@@ -213,7 +222,6 @@ class DurableParts:
         producers: Producers,
         fast: FastInputs,
         loop: RunLoop,
-        stopping: trio.Event,
     ) -> None:
         """Make the parts of the job ``name``."""
         config = self._config
@@ -240,20 +248,21 @@ class DurableParts:
         folder = self._folder(name)
         depot = self._depot = depot_of(config, folder)
         self._presence = JobLock(folder)
-        self._startpoints = Startpoints(folder, depot, model.tasks, config, name)
+        self._startpoints = Startpoints(folder, self._identify, model.tasks, config, name)
         context = CommitContext(
             self.consumers.progress,
             self._startpoints.consumed,
             producers,
             exchange=self.exchange,
             cuts=self.cuts,
-            timeout=config[settings.COMMIT_TIMEOUT],
+            retries=self.retries,
         )
         self.committer = Committer(
             folder, context, loop, depot, sync=config[settings.STATE_SYNC] == "full"
         )
         names = {task.index: task.name for task in model.tasks}
-        self._savepoints = SavepointRequests(folder, depot, config, names, self.cuts, fast)
+        identify = partial(self.retries.answer, "", self._identify)
+        self._savepoints = SavepointRequests(folder, identify, config, names, self.cuts, fast)
         self.committer.report_cut = self._savepoints.report_cut
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(
@@ -269,7 +278,6 @@ class DurableParts:
             startpoints=self._startpoints,
             consumers=self.consumers,
             loop=loop,
-            stopping=stopping,
         )
 
     def close(self) -> None:
@@ -284,7 +292,7 @@ class DurableParts:
         """
         await self.committer.open(self._model.facts)
         await nursery.start(self._be_present, enrolment)
-        await self._startpoints.enter()
+        await self.retries.answer("", self._startpoints.enter)
         if enrolment is not None:
             await self._start_standbys(nursery)
         nursery.start_soon(self._savepoints.run)
@@ -302,7 +310,8 @@ class DurableParts:
         if depot is None:
             await threads.run_sync(remove_standbys, folder)
             return
-        if await threads.run_sync(depot.append_mode) != CREATE:
+        ask = partial(threads.run_sync, depot.append_mode)
+        if await self.retries.answer("", ask) != CREATE:
             if wanted:
                 log.warning(
                     "no task has a standby, because the place for state knows no conditional "
@@ -319,22 +328,30 @@ class DurableParts:
 
     async def _enter(self, enrolment: Enrolment) -> None:
         """Enter the job, which spans all nodes; without its state here, get no tasks."""
-        config, folder = self._config, self._folder(self._name)
-
-        async def identify() -> str:
-            return await threads.run_sync(identity_of, folder, depot_of(config, folder))
-
-        adopt = config[settings.STATE_ADOPT]
+        adopt = self._config[settings.STATE_ADOPT]
         at_start = self._startpoints.fan_out
-        entered = await enrolment.presence().enter(identify, at_start, adopt=adopt)
+        entered = await enrolment.presence().enter(self._identify, at_start, adopt=adopt)
         self.restore.start, self.state, jobs = entered
         if self.state != jobs:
             log.error(
                 "gets no tasks: the state of the app is not here",
                 app=self._name,
-                folder=str(folder),
+                folder=str(self._folder(self._name)),
                 reason=elsewhere(self.state, jobs),
             )
+
+    async def _enter_alone(self) -> None:
+        try:
+            if await threads.run_sync(self._presence.hold):
+                await self._startpoints.fan_out()
+            self.restore.start = await threads.run_sync(self._presence.enter)
+        except StateUnreachable:
+            self._presence.leave()
+            raise
+
+    async def _identify(self) -> str:
+        """The identity of the job's state."""
+        return await threads.run_sync(identity_of, self._folder(self._name), self._depot)
 
     async def _be_present(
         self,
@@ -346,11 +363,9 @@ class DurableParts:
         try:
             if enrolment is not None:  # all nodes share one start, whatever folders they have
                 await threads.run_sync(self._presence.enter)
-                await self._enter(enrolment)
+                await self.retries.answer("", partial(self._enter, enrolment))
             else:
-                if await threads.run_sync(self._presence.hold):
-                    await self._startpoints.fan_out()
-                self.restore.start = await threads.run_sync(self._presence.enter)
+                await self.retries.answer("", self._enter_alone)
             task_status.started()
             await trio.sleep_forever()
         finally:
@@ -382,7 +397,7 @@ class DurableParts:
             dict(self.recovery.counts),
             {name: RestoreStatistics(*found) for name, found in self.restore.progress().items()},
             {} if self.standbys is None else self.standbys.lags(),
-            dict(self.committer.failing),
+            dict(self.retries.failing),
         )
 
     async def wait_written(self, tasks: Iterable[Task]) -> None:

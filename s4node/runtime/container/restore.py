@@ -43,7 +43,7 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.recovery import Recovery
-from s4node.runtime.commit.task_commit import RETRY_SECONDS, CommitContext, TaskCommits
+from s4node.runtime.commit.task_commit import CommitContext, TaskCommits
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.binding import live_of
@@ -79,7 +79,6 @@ class Restore:
 
     Restored tasks are added to ``committer`` and ``consumers``. ``start`` is the name of this start
     of the job, once it is known. ``standbys`` are the tasks of others that it follows, if it does.
-    A first restore that waits for the URL fails once ``stopping`` is set.
     """
 
     def __init__(
@@ -97,7 +96,6 @@ class Restore:
         startpoints: Startpoints,
         consumers: SystemConsumers,
         loop: RunLoop,
-        stopping: trio.Event,
     ) -> None:
         self.start = ""
         self.standbys: Standbys | None = None
@@ -112,8 +110,6 @@ class Restore:
         self._startpoints = startpoints
         self._consumers = consumers
         self._loop = loop
-        self._stopping = stopping
-        self._has_begun = False  # the first tasks are restored
         self._hasher = hasher_named(config[settings.HASHER])
         self.open = partial(Database, sync=config[settings.STATE_SYNC] == "full")
         self._policy = Policy(config[settings.STATE_CHECKPOINT_INTERVAL])
@@ -204,26 +200,20 @@ class Restore:
 
     async def _claim(self, task: Task, folder: Path, origin: str, epoch: int) -> _Claimed:
         """Claim a task and open its database; while the URL does not answer, try again."""
-        name, context = self._model.tasks[task.partition].name, self._context
+        name = self._model.tasks[task.partition].name
         follower = None if self.standbys is None else await self.standbys.take(task.partition)
-        began = trio.current_time()
-        while True:
+
+        async def claim() -> _Claimed:
+            nonlocal follower
             try:
-                claimed = await self._claim_once(name, folder, origin, epoch, follower)
-            except StateUnreachable as error:
-                is_over = self._stopping.is_set() and not self._has_begun
-                if is_over or trio.current_time() - began >= context.timeout:
-                    raise
-                if name not in context.failing:
-                    log.warning("a task cannot be restored; retrying", task=name, error=str(error))
-                context.failing[name] = str(error)
-            else:
-                context.failing.pop(name, None)
-                return claimed
-            if follower is not None:
-                await context.in_thread(follower.close)
-                follower = None  # the next restore is from the URL
-            await trio.sleep(RETRY_SECONDS)
+                return await self._claim_once(name, folder, origin, epoch, follower)
+            except StateUnreachable:
+                if follower is not None:
+                    await self._context.in_thread(follower.close)
+                    follower = None  # the next restore is from the URL
+                raise
+
+        return await self._context.retries.answer(name, claim)
 
     async def _claim_once(
         self, name: str, folder: Path, origin: str, epoch: int, follower: Follower | None
@@ -269,7 +259,7 @@ class Restore:
 
     async def start_reading(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of started tasks, and begin to remove their former folders."""
-        self._has_begun = True
+        self._context.retries.has_begun = True
         begin_at = [(task, self._begin_at.pop(task.partition)) for task in tasks]
         for task, _ in begin_at:
             self._swept[task.partition] = trio.Event()

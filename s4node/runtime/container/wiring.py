@@ -204,7 +204,6 @@ class Parts:
                 producers,
                 fast,
                 self.loop,
-                stopping,
             )
 
         # the owners of partitions, and the parts of a stop

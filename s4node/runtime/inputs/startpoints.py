@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from s4node import threads
@@ -34,25 +34,23 @@ from s4node.offsets.startpoint_fan_out import (
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.state.job import identity_of
-from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
 
 
 class Startpoints:
-    """The startpoints of the job ``name`` in ``folder``, which has these ``tasks``."""
+    """The startpoints of the job ``name`` in ``folder``, which has these ``tasks`` and whose state
+    ``identify`` names."""
 
     def __init__(
         self,
         folder: Path,
-        depot: RemoteJob | None,
+        identify: Callable[[], Awaitable[str]],
         tasks: Collection[TaskModel],
         config: Config,
         name: str,
     ) -> None:
-        self._folder = folder
-        self._depot = depot
+        self._identify = identify
         self._config = config
         self._name = name
         self._tasks = tasks
@@ -133,7 +131,7 @@ class Startpoints:
         if not await threads.run_sync(lambda: self._store.exists):
             return False
         if not self._state:
-            self._state = await threads.run_sync(identity_of, self._folder, self._depot)
+            self._state = await self._identify()
         return True
 
     async def _take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:

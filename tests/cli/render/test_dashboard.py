@@ -65,6 +65,15 @@ def test_tasks_that_cannot_commit_say_why() -> None:
     assert told in text_with(failing=[row])
 
 
+def test_a_container_that_cannot_start_says_why() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    shown = msgspec.structs.replace(snapshot(), failing=[FailingRow("counter", [], "it is full")])
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    text = "a container of counter cannot start, and tries again: it is full"
+    assert text in console.file.getvalue()
+
+
 def test_a_cycle_over_apps_is_named() -> None:
     path = "shop.one -> to -> shop.two -> fro -> shop.one -> to"
     text = " ".join(text_with(cycles=[path]).split())

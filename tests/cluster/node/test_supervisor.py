@@ -103,24 +103,28 @@ async def test_statistics_over_the_length_of_a_line_are_left_out_and_the_pulse_c
     far.close()
 
 
-async def test_one_that_waits_at_its_start_for_the_place_of_its_state_says_so(folder: Path) -> None:
+@pytest.mark.parametrize("part", ["hello", "tasks"])  # the place of the job, and of its tasks
+async def test_one_that_waits_at_its_start_for_the_place_of_its_state_says_so(
+    folder: Path, part: str
+) -> None:
     store = {"s4_state_folder": str(folder / "state"), "s4_state_url": (folder / "url").as_uri()}
     what = begin(folder / "hello.py", s4_stream_names_grade="durable", **store)
     async with supervised() as supervisor:
         first = supervisor.start(what)
         await first.wait_ready()
         await first.stop()
-        (tasks,) = (folder / "url").rglob("tasks")
-        aside = tasks.rename(tasks.with_name("aside"))
-        tasks.touch()  # it gives errors
+        (place,) = (folder / "url").rglob(part)
+        aside = place.rename(place.with_name("aside"))
+        place.touch()  # it gives errors
         process = supervisor.start(what)
         await until(lambda: (told := process.statistics) and told.replay.failing)
         assert process.statistics is not None
         assert "cannot be read" in next(iter(process.statistics.replay.failing.values()))
         assert process.address == ""
-        tasks.unlink()
-        aside.rename(tasks)
+        place.unlink()
+        aside.rename(place)
         await greet(process)
+        await until(lambda: (told := process.statistics) and not told.replay.failing)
         assert process.starts == 1
         await process.stop()
 

@@ -48,18 +48,21 @@ async def test_restored_tasks_run_while_former_folders_are_being_removed(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(
+    ("part", "waiting"), [("", ""), ("jobs", ""), ("tasks", "Partition 0")]
+)  # the place of the job, what makes it the same job, and its tasks
 async def test_a_start_waits_for_a_place_for_state_that_does_not_answer_and_goes_on(
-    system: MemorySystem, shipping: dict[str, str]
+    system: MemorySystem, shipping: dict[str, str], part: str, waiting: str
 ) -> None:
     system.create("clicks", 1)
     await run_until_committed(system, shipping)
     container = Container(counting(), config(shipping))
-    with unanswered(shipping) as answers:
+    with unanswered(shipping, part) as answers:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             failing = await until_failing(container)
-            assert list(failing) == ["Partition 0"]
-            assert "cannot be read or written" in failing["Partition 0"]
+            assert list(failing) == [waiting]
+            assert "cannot be read or written" in failing[waiting]
             answers()
             await container.ready.wait()
             system.put("clicks", 0, Click(user="one"))
@@ -82,32 +85,56 @@ async def test_a_stop_ends_a_start_that_waits_for_a_place_for_state(
             container.stop()
 
     unreachable = pytest.raises(StateUnreachable, match="check that this node can reach")
-    with unanswered(shipping), unreachable, plain_errors():
+    with unanswered(shipping, "tasks"), unreachable, plain_errors():
         await start_and_stop()
+
+
+async def test_a_stop_ends_a_start_that_waits_for_what_the_job_was(
+    system: MemorySystem, shipping: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    await run_until_committed(system, shipping)
+    container = Container(counting(), config(shipping))
+    with unanswered(shipping, ""):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await until_failing(container)
+            container.stop()
+
+
+async def test_a_container_that_is_prepared_for_a_command_fails_at_once_if_state_cannot_be_read(
+    system: MemorySystem, shipping: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    await run_until_committed(system, shipping)
+    with unanswered(shipping, ""), pytest.raises(StateUnreachable, match="has to be repeated"):
+        await Container(counting(), config(shipping)).prepare(waits=False)
 
 
 async def until_failing(container: Container) -> dict[str, str]:
     """What cannot be restored, once something cannot."""
-    await until(lambda: hasattr(container, "parts"))
     await until(lambda: container.statistics().replay.failing)
     return container.statistics().replay.failing
 
 
 @pytest.fixture
-def shipping(settings: dict[str, str], tmp_path: Path) -> dict[str, str]:
+def shipping(
+    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    monkeypatch.setattr("s4node.runtime.commit.retries.RETRY_SECONDS", 0.01)
     return settings | {"s4.state.url": (tmp_path / "store").as_uri()}
 
 
 @contextmanager
-def unanswered(settings: dict[str, str]) -> Iterator[Callable[[], None]]:
-    """A place for state that gives errors for all tasks, until what this yields is called."""
-    (tasks,) = Path(settings["s4.state.url"].removeprefix("file://")).rglob("tasks")
-    aside = tasks.rename(tasks.with_name("aside"))
-    tasks.touch()
+def unanswered(settings: dict[str, str], part: str) -> Iterator[Callable[[], None]]:
+    """A place for state that gives errors for a part, until what this yields is called."""
+    place = Path(settings["s4.state.url"].removeprefix("file://")) / "default" / "counting" / part
+    aside = place.rename(place.with_name("aside"))
+    place.touch()
 
     def answers() -> None:
-        tasks.unlink()
-        aside.rename(tasks)
+        place.unlink()
+        aside.rename(place)
 
     yield answers
 

@@ -185,7 +185,11 @@ async def asked_for_savepoint(
     database of the coordination."""
     config, cuts = Config.from_values({}), Cuts()
     cuts.restore(0, 0)
-    requests = SavepointRequests(folder, None, config, {0: "Partition 0"}, cuts, it.fast)
+
+    async def identify() -> str:
+        return identity_of(folder, None)
+
+    requests = SavepointRequests(folder, identify, config, {0: "Partition 0"}, cuts, it.fast)
     async with (
         StateCoordination(folder, config).registry("command") as registry,
         trio.open_nursery() as nursery,
