@@ -21,6 +21,8 @@ from s4node import (
     OutputStream,
     Pairs,
     ProcessingElement,
+    Stream,
+    hopping,
     session,
     tumbling,
 )
@@ -107,6 +109,59 @@ class Streak(ProcessingElement):
 
     def merge(self, later: Streak) -> None:
         self.last = later.last
+
+
+class Part(ProcessingElement):
+    """The trades and the sum of a window of all that is in the partition."""
+
+    parts: Stream
+    n: int = 0
+    total: float = 0.0
+
+    def on_event(self, trade: Trade) -> None:
+        self.n += 1
+        self.total += trade.price
+
+    def on_window(self) -> None:
+        row = Row(str(self.window.start), self.window.last, [float(self.n), self.total])
+        self.parts.put(row)
+
+    def merge(self, later: Part) -> None:
+        self.n += later.n
+        self.total += later.total
+
+
+class Whole(ProcessingElement):
+    """The same of all partitions."""
+
+    rows: OutputStream
+    n: float = 0.0
+    total: float = 0.0
+
+    def on_event(self, part: Row) -> None:
+        self.n += part.values[0]
+        self.total += part.values[1]
+
+    def on_window(self) -> None:
+        self.rows.put(Row(str(self.key), self.window.last, [self.n, self.total]))
+
+
+class WithoutKey(App):
+    """Windows over a stream without a key: each partition has its own, which the next hop adds."""
+
+    def on_init(self) -> None:
+        rows = self.create_output_stream("rows", types=Row)
+        parts = []
+        for name, kind in (("tumbling", tumbling(10)), ("hopping", hopping(10, every=4))):
+            part = self.create_pe(Part, name=f"{name} parts")
+            whole = self.create_pe(Whole, name=f"{name} wholes")
+            part.set_singleton()
+            part.set_window(kind)
+            whole.set_window(tumbling(1))  # the parts of one window have one time
+            whole.rows = rows
+            part.parts = self.create_stream(name, whole, key="key", types=Row, time="at")
+            parts.append(part)
+        self.create_input_stream("trades", *parts, types=Trade, time="at", lateness=2)
 
 
 class InOrder(App):
@@ -204,6 +259,7 @@ def cases(seed: int) -> dict[str, Case]:
             )
             for query, names in queries.items()
         ),
+        Case(WithoutKey, ("rows",), trades),
         Case(Deduplicated, ("rows",), trades),
         Case(AsOfApp, ("rows",), trades | rates),
         Case(NearApp, ("rows",), trades | rates),
