@@ -368,17 +368,6 @@ class Task:
         return plan.run(iter(events))
 
 
-def test_each_event_goes_to_the_instance_of_its_key() -> None:
-    app = App("shop")
-    app.create_input_stream("clicks", app.create_pe(Count), key="user")
-    task = Task(app)
-    task.run("clicks", Click("a", "1"), Click("b", "2"), Click("a", "3"))
-    found: Any = task.instances["Count"]
-    assert set(found) == {"a", "b"}
-    assert [e.page for e in found["a"].seen] == ["1", "3"]
-    assert [e.page for e in found["b"].seen] == ["2"]
-
-
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
@@ -409,22 +398,6 @@ def test_several_pes_get_each_event_in_the_order_of_their_declaration() -> None:
     app.create_input_stream("clicks", app.create_pe(noting("first")), second, key="user")
     Task(app).run("clicks", Click("a", "1"), Click("b", "2"))
     assert log == ["first a 1", "second None 1", "first b 2", "second None 2"]
-
-
-def test_an_unkeyed_stream_reaches_every_instance_there_is() -> None:
-    app = App("shop")
-    count = app.create_pe(Count)
-    app.create_stream("keyed", count, key="user")
-    app.create_stream("all", count)
-    task = Task(app)
-    task.run("all", Click("x", "lost"))
-    task.run("keyed", Click("a", "1"), Click("b", "2"))
-    task.run("all", Click("x", "3"))
-    found: Any = task.instances["Count"]
-    assert {key: [e.page for e in i.seen] for key, i in found.items()} == {
-        "a": ["1", "3"],
-        "b": ["2", "3"],
-    }
 
 
 def test_handlers_are_chosen_by_type_where_a_stream_carries_several() -> None:

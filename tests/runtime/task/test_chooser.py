@@ -36,16 +36,6 @@ def test_a_chooser_without_batches_chooses_nothing() -> None:
     assert Waiting(RoundRobin()).choose() is None
 
 
-def test_first_offered_is_first_chosen() -> None:
-    chooser = Waiting(RoundRobin[str]())
-    one, two = batch("a"), batch("b")
-    chooser.update("a", one)
-    chooser.update("b", two)
-    assert chooser.choose() == ("a", one)
-    assert chooser.choose() == ("b", two)
-    assert chooser.choose() is None
-
-
 @given(st.integers(1, 5), st.integers(1, 40))
 def test_inputs_that_always_have_a_batch_take_turns(inputs: int, rounds: int) -> None:
     letters = "abcde"[:inputs]
@@ -89,10 +79,6 @@ def test_higher_priorities_go_first_and_equal_ones_take_turns(
     assert order(TieredPriority(priorities, RoundRobin), offers) == chosen
 
 
-def test_a_low_priority_starves_while_a_higher_one_has_events() -> None:
-    assert order(TieredPriority({"a": 1}, RoundRobin), "b" + "a" * 50, 50) == "a" * 50
-
-
 def test_a_held_input_of_higher_priority_lets_a_lower_one_go() -> None:
     chooser = Waiting(TieredPriority({"a": 1}, RoundRobin))
     chooser.update("a", batch("a"))
@@ -105,22 +91,6 @@ def test_a_held_input_of_higher_priority_lets_a_lower_one_go() -> None:
 
 
 # --- batching ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "offers", "chosen"),
-    [
-        (1, "aabb", "abab"),
-        (2, "aaaabbbb", "aabbaabb"),
-        (3, "aaaabbbb", "aaabbbab"),
-        (100, "aaabbb", "aaabbb"),
-        (2, "abbb", "abbb"),
-    ],
-)
-def test_an_input_keeps_its_turn_for_as_many_events_as_a_batch_has(
-    size: int, offers: str, chosen: str
-) -> None:
-    assert order(Batching(RoundRobin(), size), offers) == chosen
 
 
 def test_the_size_counts_events_and_a_batch_may_be_cut() -> None:
@@ -181,19 +151,6 @@ def lagging(until: Mapping[Ssp, int]) -> Bootstrap:
 def choices(chooser: Waiting) -> str:
     chosen = chooser.choose()
     return "nothing" if chosen is None else str(chosen[0])
-
-
-def test_other_inputs_wait_until_bootstrap_inputs_are_caught_up() -> None:
-    bootstrap = lagging({RULES: 2})
-    chooser = Waiting(Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1}))
-    chooser.update(CLICKS, batch("clicks"))
-    assert choices(chooser) == "nothing"
-    chooser.update(RULES, batch("rules"))
-    assert choices(chooser) == "log.rules[0]"
-    assert not bootstrap.reached(RULES, 1)
-    assert choices(chooser) == "nothing"  # not before the last of them is processed
-    assert bootstrap.reached(RULES, 2)
-    assert choices(chooser) == "log.clicks[0]"
 
 
 def test_an_input_never_bootstraps_again() -> None:
