@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
+ADAPTER = "s4node run apps.flights.adapter"
 HEADER = (
     "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
     "flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour\n"
@@ -351,8 +352,8 @@ async def test_the_demo_fails_when_a_node_dies_while_spark_sends(demo: Demo) -> 
 
 
 async def test_the_demo_fails_when_the_adapter_does_not_start(demo: Demo) -> None:
-    await demo.until(lambda: demo.pid_of("s4node adapter adapter"), "the adapter's process starts")
-    os.kill(demo.pid_of("s4node adapter adapter"), signal.SIGTERM)
+    await demo.until(lambda: demo.pid_of(ADAPTER), "the adapter's process starts")
+    os.kill(demo.pid_of(ADAPTER), signal.SIGTERM)
 
     assert await demo.wait(seconds=15) == 1
     assert demo.output.splitlines()[-1].startswith("FAILED: the adapter ")
