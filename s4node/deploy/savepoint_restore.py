@@ -82,7 +82,7 @@ class Since:
     """What the job has sent and acknowledged since a savepoint.
 
     ``outputs`` counts events by stream and consumer, ``producers`` by stream and producer.
-    ``known`` is False if the job's newer state is not here.
+    ``known`` is False if no later state of the job is here.
     """
 
     outputs: Mapping[tuple[str, str], int]
@@ -134,8 +134,8 @@ class SavepointRestore:
             tell(f"the state of {self.app} is lost: {len(self.manifest.tasks)} tasks")
         if not since.known:
             tell(
-                f"s4: the newer state of {self.app} is not here, so what others have received or "
-                f"sent since could not be counted"
+                f"s4: no later state of {self.app} is here; if it has run elsewhere since, what "
+                f"others have received from it or sent to it is not counted"
             )
         for (stream, consumer), events in sorted(since.outputs.items()):
             tell(f"{stream} to {consumer}: {events} events come again")
