@@ -107,18 +107,20 @@ class Wanted:
             _number(options, "maxEventsPerTrigger", int)
             if options.get("maxEventsPerTrigger")
             else None,
-            _number(options, "patience", float) if options.get("patience") else 30.0,
+            _number(options, "patience", float, 1e6) if options.get("patience") else 30.0,
             Credentials.in_options(options),
         )
 
 
-def _number(options: Options, name: str, kind: type[Any]) -> Any:
+def _number(options: Options, name: str, kind: type[Any], below: float = 1e18) -> Any:
     try:
         found = kind(options[name])
     except ValueError:
         found = 0
-    if not found > 0:
-        raise ConfigError(f"option {name}={options[name]!r} is not a number above 0")
+    if not 0 < found < below:
+        raise ConfigError(
+            f"option {name}={options[name]!r} is not a number above 0 and below {below:g}"
+        )
     return found
 
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from s4node.config import plugins
 from s4node.errors import ConfigError, StoreCorrupt
 from s4node.events.schema import GENERIC, EventType, TypeDecl
-from s4node.offsets.startpoint import Startpoint, Timestamp, Upcoming
+from s4node.offsets.startpoint import Specific, Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions
 from s4node.spark.event_rows import ON_SPARK
@@ -149,11 +149,17 @@ class _Stream:
         """The positions that a startpoint, or offsets by partition, mean now; ``others`` are those
         of partitions that are not named."""
         if isinstance(place, dict):
-            offsets = {**{number: at.offset for number, at in others.items()}, **place}
+            if unknown := sorted(place.keys() - self.bounds):
+                raise ConfigError(
+                    f"stream {self.wanted.stream!r} has no partition {unknown[0]}: it has 0 to "
+                    f"{len(self.bounds) - 1}; name these in options start and end"
+                )
+            named = {number: self._offset(number, Specific(at)) for number, at in place.items()}
+            offsets = {number: at.offset for number, at in others.items()} | named
         else:
             offsets = {number: self._offset(number, place) for number in self.bounds}
         return {
-            number: Position(offset, self.bounds[number].epoch if number in self.bounds else 0)
+            number: Position(offset, self.bounds[number].epoch)
             for number, offset in offsets.items()
         }
 

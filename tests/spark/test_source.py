@@ -214,7 +214,10 @@ def test_the_first_address_that_is_reached_is_read_from(spark: SparkSession, nod
         ({"type": "no.such:Class"}, "cannot be imported"),
         ({"address": "tcp://127.0.0.1:1", "patience": "0.5"}, "no node answers within 0.5 s"),
         ({"address": "here", "stream": ""}, "'here' is not an address; .* stream is missing"),
-        ({"end": "offset 5000"}, "offset"),
+        ({"end": "offset 5000"}, "has no offset 5000: it has 0 to"),
+        ({"start": '{"3": 0}'}, "'clicks' has no partition 3: it has 0 to 2; name these in"),
+        ({"end": '{"0": 5000}'}, r"clicks\[0\] has no offset 5000: it has 0 to"),
+        ({"patience": "inf"}, "option patience='inf' is not a number above 0 and below 1e"),
     ],
 )
 def test_bad_options_are_refused_with_what_to_do(
