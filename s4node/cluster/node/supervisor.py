@@ -24,7 +24,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from itertools import count
-from pathlib import Path
 
 import msgspec
 import trio
@@ -57,9 +56,6 @@ EndSession = Callable[[str], Awaitable[None]]
 _LEAVING_SECONDS = 2.0
 _READ_ON_SECONDS = 1.0
 """How long to read on after a process has ended."""
-
-_HOME = str(Path(__file__).resolve().parent.parent.parent)
-"""The folder of this package, so that containers find it wherever they are started."""
 
 _COMMAND = (sys.executable, "-P", "-m", "s4node.process.container_process")
 
@@ -228,7 +224,6 @@ class ContainerProcess:
 
     async def _open(self) -> tuple[socket.socket, trio.Process]:
         """Our end of a new connection, and the process at its other end."""
-        path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), _HOME])
         near, far = socket.socketpair()
         with far, ExitStack() as undo:
             undo.callback(near.close)
@@ -238,7 +233,6 @@ class ContainerProcess:
                     stdin=subprocess.DEVNULL,
                     pass_fds=[far.fileno()],
                     start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": path},
                 )
             undo.pop_all()
             return near, process

@@ -38,6 +38,11 @@ app = App("hello")
 app.create_input_stream("names", app.create_pe(Hello), key="name")
 """
 
+ALONE = """
+from importlib.util import find_spec
+assert [name for name in ("clocks", "failpoints", "forks") if find_spec(name)] == []
+"""
+
 
 # -- living and ending ----------------------------------------------------------------------------
 
@@ -54,6 +59,16 @@ async def test_a_container_process_takes_events_and_sends_its_statistics(folder:
         assert not alive(pid)
         assert process.failure is None
         assert supervisor.processes == []
+
+
+async def test_a_container_finds_the_package_s_modules_by_their_full_names_only(
+    folder: Path,
+) -> None:
+    (folder / "hello.py").write_text(HELLO + ALONE)
+    async with supervised() as supervisor:
+        process = supervisor.start(begin(folder / "hello.py"))
+        await process.wait_ready()
+        await process.stop()
 
 
 async def test_statistics_that_a_socket_does_not_take_at_once_arrive_in_time(folder: Path) -> None:
