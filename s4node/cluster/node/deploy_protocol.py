@@ -75,14 +75,8 @@ class Failed(msgspec.Struct, tag="failed", tag_field="answer", frozen=True):
 
 Answer = Settings | Prepared | Ready | Failed
 
-_asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
-_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-
-
-def decode_answer(data: bytes) -> Answer:
-    """The answer in JSON; raises msgspec.MsgspecError if it is invalid."""
-    return _answers.decode(data)
-
+_decode_ask: Callable[[bytes], Ask] = msgspec.json.Decoder(Ask).decode
+decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 Say = Callable[[msgspec.Struct], Awaitable[None]]
 """Sends an answer."""
@@ -93,7 +87,7 @@ Handler = Callable[[Ask, Say], Awaitable[None]]
 async def answer_with(handle: Handler, data: bytes, say: Say) -> None:
     """Answer a request, given as JSON, with what ``handle`` says, or with its error."""
     try:
-        ask = _asks.decode(data)
+        ask = _decode_ask(data)
     except UNREADABLE as error:
         await say(Failed(f"the request is unknown: {error}"))
         return

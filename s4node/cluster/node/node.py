@@ -39,7 +39,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import package as archive
 from s4node.cluster.node import supervisor_protocol
 from s4node.cluster.node.deployment import Deployments
-from s4node.cluster.node.node_folder import NodeFolder, node_folder
+from s4node.cluster.node.node_folder import node_folder
 from s4node.cluster.node.node_status import NodeStatus
 from s4node.cluster.node.package import Manifest, Store, packages_url, store_folder
 from s4node.cluster.node.redirector import Redirector
@@ -148,7 +148,6 @@ class Node:
         self._stopping = trio.Event()
         self._failure: S4Error | None = None
         self._registry: Registry | None = None
-        self._folder: NodeFolder
         self.supervisor: Supervisor
         self._nursery: trio.Nursery
 
@@ -259,7 +258,7 @@ class Node:
         if is_zookeeper(self.place):
             return False
         try:
-            self._folder.path.stat()
+            self._folder.stat()
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:  # unknown
@@ -436,7 +435,7 @@ class Node:
             package=str(self.packages.file(digest)),
             digest=digest,
             version=manifest.version,
-            folder=str(self._folder.code / digest[:20]),  # not a name from the package
+            folder=str(self._folder / digest[:20]),  # not a name from the package
             node=self.name,
             coordination=self.place,
             redirector=self.address,

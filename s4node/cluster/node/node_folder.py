@@ -15,16 +15,8 @@ from s4node.cluster.node.own_folder import process_folder
 from s4node.errors import CoordinationError
 
 
-class NodeFolder:
-    """The folder of a node; see :func:`node_folder`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.code = path / "code"
-
-
 @contextmanager
-def node_folder(machine: Path) -> Iterator[NodeFolder]:
+def node_folder(machine: Path) -> Iterator[Path]:
     """A new folder below the machine's ``nodes``, which is removed at the end of the block.
 
     Raises CoordinationError if it cannot be created.
@@ -38,4 +30,4 @@ def node_folder(machine: Path) -> Iterator[NodeFolder]:
                 f"no folder can be created in {below}: {error.strerror}; set "
                 f"s4.coordination.folder to a folder that you may write to"
             ) from error
-        yield NodeFolder(folder)
+        yield folder

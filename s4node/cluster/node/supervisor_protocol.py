@@ -9,6 +9,8 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from s4node.config import settings
@@ -143,22 +145,12 @@ class Pulse(Message, tag="pulse", frozen=True):
 FromContainer = Prepared | Enrolled | Ready | Settled | Failed | Done | Pulse
 ToContainer = Begin | Go | Stop
 
-_from_container: msgspec.json.Decoder[FromContainer] = msgspec.json.Decoder(FromContainer)
-_to_container: msgspec.json.Decoder[ToContainer] = msgspec.json.Decoder(ToContainer)
+from_container: Callable[[bytes], FromContainer] = msgspec.json.Decoder(FromContainer).decode
+to_container: Callable[[bytes], ToContainer] = msgspec.json.Decoder(ToContainer).decode
 
 
 def encode(message: Message) -> bytes:
     return msgspec.json.encode(message) + b"\n"
-
-
-def from_container(line: bytes) -> FromContainer:
-    """The message in a line; raises msgspec.MsgspecError if it is invalid."""
-    return _from_container.decode(line)
-
-
-def to_container(line: bytes) -> ToContainer:
-    """The message in a line; raises msgspec.MsgspecError if it is invalid."""
-    return _to_container.decode(line)
 
 
 class Lines:
