@@ -77,8 +77,6 @@ def milliseconds(least: float) -> Kind[float]:
 
 
 def choice(*choices: str) -> Kind[str]:
-    """One of several words."""
-
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(f"is not one of {', '.join(choices)}")

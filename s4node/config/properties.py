@@ -45,7 +45,6 @@ class Line(NamedTuple):
         return self.file if self.number is None else f"{self.file}:{self.number}"
 
     def problem(self, text: str) -> Problem:
-        """A mistake in this line."""
         return Problem(self.file, self.number, self.name, text)
 
 
