@@ -118,7 +118,9 @@ async def test_statistics_over_the_length_of_a_line_are_left_out_and_the_pulse_c
     far.close()
 
 
-@pytest.mark.parametrize("part", ["hello", "tasks"])  # the place of the job, and of its tasks
+@pytest.mark.parametrize(
+    "part", ["hello", pytest.param("tasks", marks=pytest.mark.long)]
+)  # the place of the job, and of its tasks
 async def test_one_that_waits_at_its_start_for_the_place_of_its_state_says_so(
     folder: Path, part: str
 ) -> None:
