@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from s4node.spark.java import java_home
 from tests import spark_sinks
 from tests.harness import ROOT, environment
+from tests.spark_nodes import to_the_end
 from tests.spark_rows import Node, drawn_anew, python_path
 
 SHARE = 10_000
@@ -83,8 +84,7 @@ def drawn(rows: Any) -> Any:
 def query(rows: Any, sink: str, options: dict[str, str], folder: str) -> None:
     """Have a query write what there is now."""
     writer = rows.writeStream.format(sink).options(**options)
-    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
-    writer.trigger(availableNow=True).start().awaitTermination()
+    to_the_end(writer.option("checkpointLocation", f"{folder}/checkpoint"))
 
 
 def main(master: str, kind: str, address: str, stream: str, folder: str, files: int) -> None:
