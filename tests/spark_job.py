@@ -98,14 +98,11 @@ def main(master: str, kind: str, address: str, stream: str, folder: str, files: 
     if sink != "s4":
         spark.dataSource.register(getattr(spark_sinks, sink))
     if kind in ("stream", "holding"):
-        source = Path(folder) / "source"
-        if not source.exists():
-            for number in range(files):
-                spark.range(number * SHARE, number * SHARE + SHARE, 1, 1).write.parquet(
-                    str(source / str(number))
-                )
+        source = f"{folder}/source"
+        if not Path(source).exists():
+            spark.range(0, total, 1, files).write.parquet(source)  # a file for each part
         each = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
-        query(drawn(each.parquet(f"{source}/*")), sink, options, folder)
+        query(drawn(each.parquet(source)), sink, options, folder)
     else:
         rows = drawn(spark.range(total))
         rows.write.format(sink).mode("append").options(**options).save()
