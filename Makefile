@@ -39,7 +39,7 @@ test-crashes: install-spark ## run the tests in which processes are killed, move
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m long $(patsubst %,--ignore=%,$(SPARK) $(MEASURED)) $(ARGS)
 
 test-spark: install-spark ## run the tests that need Spark
-	$(PYTHON_OF_VENV) -m pytest $(SPARK) $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=900 $(SPARK) $(ARGS)
 
 test-measured: install-spark ## run every benchmark and the torture in short, with their checks
 	$(PYTHON_OF_VENV) -m pytest $(MEASURED) $(ARGS)

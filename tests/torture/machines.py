@@ -49,8 +49,9 @@ def impossible() -> str:
 def python_apart(*arguments: str) -> int:
     """Run this Python in namespaces of its own; returns its exit status."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    ends_with_this = ("setpriv", "--pdeathsig", "KILL")
     return subprocess.run(
-        ["unshare", *_NAMESPACES, sys.executable, *arguments],
+        [*ends_with_this, "unshare", *_NAMESPACES, sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": path},
         check=False,
     ).returncode
