@@ -26,7 +26,7 @@ from torture.machines import Machine
 from s4node.spark.java import java_home
 from tests.saved_state import states_in_savepoint
 
-SECONDS = 300
+SECONDS = 600
 NAMES = ("log", "driver", "master", "worker-1", "worker-2")
 MASTER = "spark://master:7077"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"

@@ -14,6 +14,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,16 @@ TOTAL = FILES * SHARE
 SCHEMA = "user string, n long"
 
 
+@contextmanager
 def start(
     node: Node, folder: Path, kind: str, master: str, files: int = FILES
-) -> subprocess.Popen[str]:
-    """Start the program, whose errors are then in ``spark.log`` of the folder."""
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the program, whose errors are then in ``spark.log`` of the folder; it is killed if it has
+    not ended by the end of the block."""
     job = [sys.executable, "-m", "tests.spark_job", master, kind, node.address, "clicks", folder]
-    with (folder / "spark.log").open("a") as log:
-        return subprocess.Popen(
+    with (
+        (folder / "spark.log").open("a") as log,
+        subprocess.Popen(
             [*job, str(files)],
             cwd=ROOT,
             env=environment(),
@@ -45,7 +50,12 @@ def start(
             stderr=log,
             text=True,
             start_new_session=True,
-        )
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            kill(process)
 
 
 def kill(job: subprocess.Popen[str]) -> None:

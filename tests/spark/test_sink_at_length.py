@@ -28,7 +28,7 @@ TASKS = int(os.environ.get("SINK_TASKS", "200"))
 ROWS = int(os.environ.get("SINK_ROWS", "100000"))
 KILLS = int(os.environ.get("SINK_KILLS", "0"))
 ROWS_OF_WRITE = 5
-START_SECONDS = 150
+START_SECONDS = 600
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from s4node.failpoints import POINTS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
-SECONDS = 300
-START_SECONDS = 150
+SECONDS = 600
+START_SECONDS = 600
 """How long a job of Spark may take until its first rows."""
 STEPS = [name for name in POINTS if name.startswith("sink.")]
 
