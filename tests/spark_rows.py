@@ -123,6 +123,13 @@ class Node:
             return [next(events) for _ in range(total)]
 
     @property
+    def resident_bytes(self) -> int:
+        """The memory that its process has now."""
+        assert self.process is not None
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
     def staged(self) -> list[str]:
         """The folders of spools."""
         return [path.name for path in (self.folder / "log").glob("_sink.*")]

@@ -29,6 +29,8 @@ ROWS = int(os.environ.get("SINK_ROWS", "100000"))
 KILLS = int(os.environ.get("SINK_KILLS", "0"))
 ROWS_OF_WRITE = 5
 START_SECONDS = 600
+MOST_GROWTH = 32 << 20
+"""The bytes that a node may grow by, from a fifth of the writes on."""
 
 
 @pytest.fixture
@@ -57,13 +59,19 @@ def save(rows: Any, node: Node) -> None:
     writer.options(address=node.address, stream="clicks", type="tests.spark_rows:Row").save()
 
 
-def test_many_writes_leave_no_sink_and_each_row_once(spark: Any, node: Node) -> None:
+def test_many_writes_leave_no_sink_and_no_memory_and_each_row_once(spark: Any, node: Node) -> None:
+    before = 0
     for number in range(WRITES):
+        if number == WRITES // 5:
+            before = node.resident_bytes
         first = number * ROWS_OF_WRITE
         rows = spark.range(first, first + ROWS_OF_WRITE, 1, 1)
         save(rows.selectExpr("concat('u', id % 100) as user", "id as n"), node)
         if number % 100 == 0:
             assert node.ask("sink.list")["sinks"] == []
+    after = node.resident_bytes
+    print(f"{WRITES} writes: the node has {after >> 20} MiB, and {before >> 20} after a fifth")
+    assert after - before < MOST_GROWTH
     for _ in range(2):
         assert node.ask("sink.list")["sinks"] == []
         assert node.staged == []
