@@ -69,6 +69,7 @@ class Op(Enum):
 
 
 _STILL = (Phase.CREATED, Phase.REPLACING, Phase.FAILED)
+_CALLING = (Phase.RUNNING, Phase.DRAINING)
 _ENDING = (Phase.DRAINING, Phase.RESTING)
 
 
@@ -138,6 +139,11 @@ class Gate:
     def begins(self) -> bool:
         """True if anything may begin in this phase."""
         return self.phase not in _STILL
+
+    @property
+    def calls(self) -> bool:
+        """True if windows and timers may be called in this phase."""
+        return self.phase in _CALLING
 
     @property
     def ends(self) -> bool:

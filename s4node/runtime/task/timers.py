@@ -187,7 +187,7 @@ class Timers:
         gate = self._gate
         if not self._processor.timed or gate.in_flight or gate.running is not None:
             return self.at
-        if not gate.begins:  # while it is restored, the loop would turn without end
+        if not gate.calls:  # the loop would turn without end
             return self.at
         due = self._processor.next_due
         return self.at if due is None or self._events_first else min(due, self.at)
@@ -207,7 +207,7 @@ class Timers:
         gate = self._gate
         if self.at <= now:
             self._tick(now)
-        timed = self._processor.timed and gate.begins
+        timed = self._processor.timed and gate.calls
         if timed and gate.running is not Op.TIMER:  # it says itself what is left
             due = self._processor.next_due
             if due is not None and due <= now and not self._events_first:
