@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -50,12 +51,28 @@ async def inline(
         return contextvars.copy_context().run(function, *arguments)
 
 
+async def _inline_in_time(
+    seconds: Callable[[], float],
+    function: Callable[..., R],
+    *arguments: Any,
+    abandon_on_cancel: bool = False,  # noqa: ARG001 - as inline
+    limiter: trio.CapacityLimiter | None = None,
+) -> R:
+    """As ``inline``, but time passes before the call and after it, while other tasks run."""
+    async with limiter or trio.CapacityLimiter(1):
+        with trio.CancelScope(shield=True):
+            await trio.sleep(seconds())
+            result = contextvars.copy_context().run(function, *arguments)
+            await trio.sleep(seconds())
+    return result
+
+
 @contextmanager
-def replaced_by_inline() -> Iterator[None]:
-    """Call everything inline during the block."""
+def replaced_by_inline(seconds: Callable[[], float] | None = None) -> Iterator[None]:
+    """Call everything inline during the block; ``seconds()`` is half of what a call takes."""
     global run_sync, many, here
     before: Any = run_sync
-    other: Any = inline
+    other: Any = inline if seconds is None else partial(_inline_in_time, seconds)
     run_sync, many, here = other, _one_by_one, _inside
     try:
         yield

@@ -22,6 +22,7 @@ from s4node.errors import S4Error
 from s4node.events.keys import Key
 from s4node.net.client.client import Client
 from s4node.net.egress.refusal import Refusal
+from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.testing.app_test import prototype_of
 from s4node.testing.faults import Fault, schedule
@@ -168,7 +169,7 @@ class ClusterTest:
     def settle(self, seconds: float = 30) -> None:
         """Wait until all faults have ended, and then until the cluster is healthy by itself.
 
-        It is healthy if each host runs, each partition has one owner, all that was sent is
+        It is healthy if each host runs, each partition runs on one, all that was sent is
         committed, and no event is on its way. Raises S4Error if that takes more than ``seconds`` of
         the clock; it says what is missing, and where each task waits.
         """
@@ -253,13 +254,20 @@ class ClusterTest:
                 last = f" ({host.errors[-1]})" if host.errors else ""
                 found.append(f"{host.name} does not run{last}")
                 continue
-            owned.update(container.tasks.keys())
+            running = {
+                partition
+                for partition, task in container.tasks.items()
+                if task.gate.phase is Phase.RUNNING
+            }
+            owned.update(running)
             replay = container.replay
             moving = replay is not None and not replay.exchange.idle
             if moving or not container.parts.loop.idle:
                 found.append(f"events are on their way on {host.name}")
         counts = {partition: owned[partition] for partition in range(self._partitions)}
-        found += [f"partition {p} has {count} owners" for p, count in counts.items() if count != 1]
+        found += [
+            f"partition {p} runs on {count} hosts" for p, count in counts.items() if count != 1
+        ]
         return found
 
     def _waits(self) -> Iterator[str]:

@@ -93,6 +93,7 @@ class Hosts:
         self.world = World(_delay, seed, "program")
         self.world.on_point = self._passed
         network = self.world.network
+        self.world.call_seconds = network.delay
         self.coordination = MemoryCoordination(
             self.world.runs, folder, network.delay, session_timeout=SESSION_SECONDS
         )

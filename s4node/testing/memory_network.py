@@ -88,8 +88,7 @@ class MemoryNetwork:
     def killed(self, run: Run) -> None:
         """Close all that a run has open, as the kernel does when a process has died."""
         for end in [end for end in self._ends if end.process is run]:
-            del self._ends[end]
-            end.lose()
+            end.shut()
         for key in [key for key, place in self._places.items() if place.process is run]:
             self._places.pop(key).close()
 
@@ -302,17 +301,20 @@ class _End:
             self.dial_later()
 
     async def close(self) -> None:
-        if self.closed:
-            return
+        if not self.closed:
+            self.shut()
+            self._readable.unpark_all()
+            self._writable.unpark_all()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def shut(self) -> None:
+        """Close the connection; the peer notices once it has all that was sent."""
         self.closed = True
         self.connected = False
         self._network.made(self)
         peer, self._peer = self._peer, None
         if peer is not None and peer._peer is self:
             self._after(peer, lambda: peer.lose() if peer._peer is self else None)
-        self._readable.unpark_all()
-        self._writable.unpark_all()
-        await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _after(self, end: _End, action: Callable[[], None]) -> None:
         """Run ``action`` at an end when everything sent before has arrived."""

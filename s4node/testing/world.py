@@ -61,6 +61,8 @@ class World:
         self.failures: list[BaseException] = []
         self.on_point: Callable[[Run, str], None] = lambda _run, _point: None
         """Called when a process passes a failpoint."""
+        self.call_seconds: Callable[[], float] | None = None
+        """Half of what a call in a thread takes; without it, no time."""
         self.inputs = Inputs()
         self.random = Random(seed)  # noqa: S311 - to be repeated
         self._order = Random(seed)  # noqa: S311
@@ -210,7 +212,7 @@ class World:
             with ExitStack() as stack:
                 stack.enter_context(clocks.replaced(self._steady, self._wall))
                 stack.enter_context(tokens.replaced(self._token_hex))
-                stack.enter_context(threads.replaced_by_inline())
+                stack.enter_context(threads.replaced_by_inline(self.call_seconds))
                 stack.enter_context(network.replaced(self.network))
                 stack.enter_context(memory_store.reached(self.store))
                 stack.enter_context(failpoints.replaced(self._passing))
