@@ -20,9 +20,10 @@ from s4node.runtime.task.timers import SPAN
         ("durable", 2),
         ("joins", 4),
         ("pes", 5),
-        ("state", 2),
+        ("state", 3),
         ("tasks", 6),
         ("testing-apps", 8),
+        ("tuning", 1),
         ("windows", 5),
     ],
 )
