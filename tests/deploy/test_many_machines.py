@@ -17,7 +17,7 @@ import pytest
 import trio
 from certificates import Issuer
 from harness import DEADLINE, QUICK, NodeProcess, children, run_s4, s4_process, until, until_told
-from torture.fences import entries_in, wrong_log
+from judge import entries_in, wrong_log
 from zookeeper_server import (
     ZooKeeperEnsemble,
     ZooKeeperServer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from torture.fences import wrong_log
+from judge import wrong_log
 
 from s4node.state.remote_log import Checkpoint, Claim, Commit, Entry, Owner
 

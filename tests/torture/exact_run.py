@@ -18,13 +18,14 @@ import json
 import math
 import signal
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import trio
 from harness import free_port, run_s4
+from judge import by_key, counted, wrong_events, wrong_state
 
 from s4node import Client, Oldest
 from s4node.failpoints import POINTS
@@ -405,35 +406,23 @@ async def came_out(address: str, count: int) -> list[Order]:
 
 def wrong_counts(sent: dict[str, int], kept: dict[str, dict[str, int]]) -> list[str]:
     """What is not true of what the steps have counted, by step and key."""
-    users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
-    found = []
-    for step, behind in STEPS.items():
-        truth = {f"{user}{behind}": count for user, count in users.items()}
-        for key in sorted(kept[step].keys() | truth.keys()):
-            if kept[step].get(key) != truth.get(key):
-                found.append(f"{step} {key} is {kept[step].get(key)}, and not {truth.get(key)}")
-    return found
+    users = {user: len(numbers) for user, numbers in ordinals(sent).items()}
+    return [
+        f"{step} {line}"
+        for step, behind in STEPS.items()
+        for line in wrong_state({f"{user}{behind}": users[user] for user in users}, kept[step])
+    ]
 
 
 def wrong(sent: dict[str, int], done: list[Order]) -> list[str]:
     """What is not true of what came out: each user's orders once each, in order."""
-    truth: dict[str, int] = Counter(
-        order(name, number).user for name, count in sent.items() for number in range(count)
-    )
-    came: dict[str, list[int]] = defaultdict(list)
-    for one in done:
-        came[one.user].append(one.ordinal)
-    found = []
-    for user in sorted(truth.keys() | came.keys()):
-        if came[user] != list(range(truth.get(user, 0))):
-            times = Counter(came[user])
-            twice = [n for n, count in times.items() if count > 1]
-            missing = [n for n in range(truth.get(user, 0)) if n not in times]
-            found.append(
-                f"{user}: {len(came[user])} came out of {truth.get(user, 0)}; more than once "
-                f"{twice[:5]}, missing {missing[:5]}"
-            )
-    return found
+    truth = ordinals(sent)
+    return wrong_events(by_key((one.user, one.ordinal) for one in done), truth, truth)
+
+
+def ordinals(sent: dict[str, int]) -> dict[str, range]:
+    """The orders of each user, of producers that have sent so many."""
+    return counted(order(name, n).user for name, count in sent.items() for n in range(count))
 
 
 async def torture_exact(

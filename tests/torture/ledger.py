@@ -15,14 +15,14 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-_SHOWN = 5
+from judge import by_key, told, wrong_events
+
 STAGES = ("enter", "inside", "last")
 
 
@@ -71,47 +71,32 @@ def complaints(
     ``dead`` are the processes that did not end in order, ``passed_on`` the producers of texts, and
     ``woken`` has when (ns) those went on that were stopped for longer than their session.
     """
-    found: list[str] = []
-
-    def complain(what: str, cases: list[object]) -> None:
-        if cases:
-            shown = ", ".join(map(str, cases[:_SHOWN]))
-            found.append(f"{what}: {len(cases)}, such as {shown}")
-
-    times: dict[str, Counter[tuple[str, int]]] = {stage: Counter() for stage in STAGES}
-    by_process: Counter[tuple[str, str, str, int]] = Counter()
-    for note in notes:
-        times[note.stage][note.producer, note.number] += 1
-        by_process[note.process, note.stage, note.producer, note.number] += 1
-    every = [(producer, n) for producer, one in sent.items() for n in range(one.number)]
-    complain("lost", [event for event in every if not times["enter"][event]])
-    safe = {(n.producer, n.number) for n in notes if n.stage == "enter" and n.process not in dead}
+    again = passed_on if dead else ()  # whose events may come again
+    every = {producer: range(one.number) for producer, one in sent.items()}
+    entered = by_key((note.producer, note.number) for note in notes if note.stage == "enter")
+    found = wrong_events({p: sorted({*numbers}) for p, numbers in entered.items()}, every, every)
     if not dead:
         for stage in STAGES:
-            lost = sorted(e for e in safe if not times[stage][e])
-            complain(f"lost on the way to {stage!r}", [*lost])
-            complain(f"doubled at {stage!r}", [event for event, n in times[stage].items() if n > 1])
-    complain(
-        "noted twice by one process at its first stage",
-        [
-            key
-            for key, n in by_process.items()
-            if n > 1 and key[1] == "enter" and not (dead and key[2] in passed_on)
-        ],
+            came = by_key((note.producer, note.number) for note in notes if note.stage == stage)
+            in_order = {producer: sorted(numbers) for producer, numbers in came.items()}
+            found += [f"{stage}: {line}" for line in wrong_events(in_order, every)]
+    lanes = by_key(
+        ((note.process, note.producer, note.key), note.number)
+        for note in notes
+        if note.stage == "enter"
     )
-    complain("never sent", [k for k in times["enter"] if k[1] >= sent[k[0]].number])
+    once = {lane: dict.fromkeys(each) if lane[1] in again else each for lane, each in lanes.items()}
+    found += [f"by process, at its first stage: {line}" for line in wrong_events(once)]
     late = [
         note
         for note in _late(notes, sent)
-        if not (dead and note.producer in passed_on)
-        and note.at < woken.get(note.process, note.at + 1)
+        if note.producer not in again and note.at < woken.get(note.process, note.at + 1)
     ]
-    complain("repeated after its verdict", [*late])
+    found += told("repeated after its verdict", late)
     for process, at in woken.items():
         after = [note for note in notes if note.process == process and note.at >= at]
         if len({(note.stage, note.partition) for note in after}) > 1:
-            complain(f"more than a step after {process} was woken", [*after])
-    complain("out of order", _disorder(notes))
+            found += told(f"more than a step after {process} was woken", after)
     return found
 
 
@@ -124,21 +109,4 @@ def _late(notes: list[Note], sent: Mapping[str, Sent]) -> list[Note]:
             at = bisect_right(settled, note.number, key=lambda one: one[1])
             if at < len(settled) and note.at > settled[at][0]:
                 found.append(note)
-    return found
-
-
-def _disorder(notes: list[Note]) -> list[object]:
-    """What a process noted for the first time after a later one of its producer and key."""
-    found: list[object] = []
-    seen: set[tuple[str, str, int]] = set()
-    last: dict[tuple[str, str, str], int] = {}
-    for note in notes:
-        event = note.process, note.producer, note.number
-        if note.stage != "enter" or event in seen:
-            continue
-        seen.add(event)
-        lane = note.process, note.producer, note.key
-        if note.number < last.get(lane, -1):
-            found.append(note)
-        last[lane] = note.number
     return found

@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from judge import by_key, told, wrong_events
+
+from s4node.events.keys import Partitioner
+from torture import log_producer
 from torture.apps import Tap
 from torture.ledger import Note
-
-_SHOWN = 5
 
 Id = tuple[str, int]
 """Producer and number of an event."""
@@ -31,35 +33,29 @@ class Saved(NamedTuple):
     offsets: Mapping[str, Mapping[int, int]]
 
 
-def _told(what: str, cases: Sequence[object]) -> list[str]:
-    """A line that says how many cases there are, and the first of them; nothing without any."""
-    return [f"{what} ({len(cases)}): {', '.join(map(str, cases[:_SHOWN]))}"] if cases else []
-
-
 def appended(taps: Sequence[Sequence[Tap]], notes: Mapping[str, Path]) -> list[str]:
     """What is not true of the log: ``taps`` by partition, notes of the producers by name."""
     found: list[str] = []
-    disorder: list[str] = []
-    times: Counter[Id] = Counter()
-    for partition, events in enumerate(taps):
-        newest: dict[str, int] = {}
-        for tap in events:
-            times[tap.producer, tap.number] += 1
-            if tap.number <= newest.get(tap.producer, -1):
-                last = newest[tap.producer]
-                disorder.append(f"{tap.producer} {tap.number} behind {last} in taps[{partition}]")
-            newest[tap.producer] = tap.number
-    found += _told("out of order", disorder)
-    found += _told("more than once", [(each, n) for each, n in times.items() if n > 1])
+    acknowledged: list[tuple[tuple[str, int], int]] = []
+    partition_of = Partitioner(len(taps)).partition_of
     for producer, path in notes.items():
         lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
-        found += _told(f"of {producer}", [" ".join(line) for line in lines if line[0] == "refused"])
+        found += told(f"of {producer}", [" ".join(line) for line in lines if line[0] == "refused"])
         below = max((int(rest) for word, rest in lines if word == "below"), default=0)
         if not below:
             found.append(f"{producer} has no acknowledgement at all")
-        missing = [n for n in range(below) if (producer, n) not in times]
-        found += _told(f"acknowledged to {producer}, and not in the log", missing)
-    return found
+        for n in range(below):
+            acknowledged.append(((producer, partition_of(log_producer.tap(producer, n).user)), n))
+    came = by_key(
+        ((each.producer, partition), each.number)
+        for partition, events in enumerate(taps)
+        for each in events
+    )
+    at_home = {
+        (producer, at): {n for n in there if partition_of(log_producer.tap(producer, n).user) == at}
+        for (producer, at), there in came.items()
+    }
+    return found + wrong_events(came, by_key(acknowledged), at_home)
 
 
 def _skipped(order: Mapping[Id, tuple[str, int]], events: Iterable[Id]) -> list[str]:
@@ -94,7 +90,7 @@ def copied(
             at_key[tap.user] += 1
 
     def complain(what: str, cases: Sequence[object]) -> None:
-        found.extend(_told(what, cases))
+        found.extend(told(what, cases))
 
     noted: dict[Id, int] = {}
     for note in sorted(notes, key=lambda note: note.at):

@@ -32,6 +32,7 @@ from typing import Any
 
 import trio
 from harness import ROOT, children, free_port, plain_errors, run_s4, s4
+from judge import entries_in, wrong_log
 from zookeeper_server import ZooKeeperEnsemble
 
 from benchmarks import servers
@@ -47,7 +48,6 @@ from s4node.state.task_state import TaskState
 from torture import exact, machines
 from torture.exact import Order, order
 from torture.exact_run import STEPS, came_out, wrong, wrong_counts
-from torture.fences import entries_in, wrong_log
 from torture.machine_faults import (
     COMMANDS,
     FAULTS,

@@ -29,6 +29,7 @@ from typing import TypeVar
 
 import trio
 from harness import ROOT, children, environment, free_port, s4
+from judge import told, wrong_state
 
 from s4node import Client
 from s4node.errors import S4Error
@@ -265,14 +266,8 @@ class SavepointTorture:
         self.complaints += [f"{when}: {each}" for each in self._differences(truth, kept, there)[:8]]
 
     def _differences(self, truth: Truth, kept: Kept, there: Arrivals) -> list[str]:
-        found = [
-            f"{user} has {kept.users.get(user)}, and not {truth.users.get(user)}"
-            for user in sorted(truth.users.keys() | kept.users.keys())
-            if truth.users.get(user) != kept.users.get(user)
-        ]
-        missing = sorted(truth.names.keys() - there.names.keys())
-        if missing:
-            found.append(f"{len(missing)} have not arrived: {missing[:3]}")
+        found = wrong_state(truth.users, kept.users)
+        found += told("have not arrived", sorted(truth.names.keys() - there.names.keys()))
         wanted = truth.names.total() + self._extra
         if there.names.total() != wanted:
             found.append(f"{there.names.total()} have arrived, and not {wanted}")

@@ -1,0 +1,150 @@
+"""The judge: what must be true of a cluster, in memory or of processes, whatever was done to it.
+
+Rules
+- Each acknowledged event is there once, and those of a key are in their order.
+- The log of a task's state has one writer at a time, by its fence.
+- What nobody needs any more is gone: sessions, files and objects are bounded.
+- Functions return what is not true, in lines; nothing if all is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from s4node.state import remote_log
+from s4node.state.remote_log import Checkpoint, Claim, Commit, Entry
+
+K = TypeVar("K")
+
+MOST_FILES = 100
+"""The files of a task, and the objects of each of its folders at a URL, if events are few."""
+
+_SHOWN = 5
+_NONE: Mapping[Any, Collection[int]] = {}
+
+
+def told(what: str, cases: Collection[object]) -> list[str]:
+    """A line that says how many cases there are, and the first of them; nothing without any."""
+    shown = ", ".join(map(str, list(cases)[:_SHOWN]))
+    return [f"{what} ({len(cases)}): {shown}"] if cases else []
+
+
+def wrong_events(
+    came: Mapping[K, Iterable[int]],
+    acknowledged: Mapping[K, Collection[int]] = _NONE,
+    sent: Mapping[K, Collection[int]] | None = None,
+) -> list[str]:
+    """What is not true of the numbers that came, by key: each of those ``acknowledged`` is there,
+    none is twice, each is above those before it, and all were ``sent``."""
+    missing: list[tuple[K, int]] = []
+    doubled: list[tuple[K, int]] = []
+    disorder: list[tuple[K, int]] = []
+    unknown: list[tuple[K, int]] = []
+    for key in [*acknowledged, *(key for key in came if key not in acknowledged)]:
+        seen: set[int] = set()
+        newest = -1
+        for number in came.get(key, ()):
+            if number in seen:
+                doubled.append((key, number))
+            elif number < newest:
+                disorder.append((key, number))
+            seen.add(number)
+            newest = max(newest, number)
+        missing += [(key, number) for number in acknowledged.get(key, ()) if number not in seen]
+        if sent is not None:
+            ours = sent.get(key, ())
+            unknown += [(key, number) for number in sorted(seen) if number not in ours]
+    return [
+        *told("lost", missing),
+        *told("more than once", doubled),
+        *told("out of order", disorder),
+        *told("never sent", unknown),
+    ]
+
+
+def wrong_state(truth: Mapping[Any, object], kept: Mapping[Any, object]) -> list[str]:
+    """Where kept state is not the truth, by key."""
+    return [
+        f"{key} is {kept.get(key)}, and not {truth.get(key)}"
+        for key in sorted(truth.keys() | kept.keys())
+        if kept.get(key) != truth.get(key)
+    ]
+
+
+def entries_in(folder: Path) -> dict[int, Entry]:
+    """The entries of a log in a folder, by number; a file that is being written is none yet."""
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".tmp"}
+    return entries_of(files)
+
+
+def entries_of(objects: Mapping[str, bytes]) -> dict[int, Entry]:
+    """The entries of a log whose objects these are, by name."""
+    decoded = {name: remote_log.decoded(data, name) for name, data in objects.items()}
+    return {remote_log.number_of(name): each for name, each in decoded.items() if each is not None}
+
+
+def wrong_log(entries: Mapping[int, Entry]) -> list[str]:
+    """What is not true of a task's log: a fence has one owner, which alone writes after its claim,
+    fences grow, and nothing is missing after the newest checkpoint."""
+    found = []
+    owners: dict[int, str] = {}
+    claimed = None
+    for number, entry in sorted(entries.items()):
+        fence, name = entry.owner
+        if owners.setdefault(fence, name) != name:
+            found.append(
+                f"entry {number}: fence {fence} has two owners, {owners[fence]} and {name}"
+            )
+        if isinstance(entry, Claim):
+            if claimed is not None and entry.owner.fence <= claimed.fence:
+                found.append(
+                    f"entry {number}: a claim under {fence} after one under {claimed.fence}"
+                )
+            claimed = entry.owner
+        elif entry.owner != claimed:
+            found.append(f"entry {number}: written by {entry.owner}, and {claimed} has claimed it")
+    bases = [entry.base for entry in entries.values() if isinstance(entry, Checkpoint)]
+    first = max(bases, default=0) + 1
+    missing = [n for n in range(first, max(entries, default=0) + 1) if n not in entries]
+    found += told(f"missing after a checkpoint of {first - 1}", missing)
+    commits = [entry.commit for _, entry in sorted(entries.items()) if isinstance(entry, Commit)]
+    if commits != sorted(set(commits)):
+        found.append("commits are not in their order, or twice")
+    return found
+
+
+def wrong_store(objects: Mapping[str, bytes]) -> list[str]:
+    """What is not true of the logs of all tasks at a URL; ``objects`` are by path."""
+    logs: dict[str, dict[str, bytes]] = {}
+    for path, data in objects.items():
+        place, _, name = path.rpartition("/log/")
+        if place:
+            logs.setdefault(place, {})[name] = data
+    return [f"{place}: {text}" for place in logs for text in wrong_log(entries_of(logs[place]))]
+
+
+def too_many(folders: Iterable[Path], objects: Iterable[str]) -> list[str]:
+    """The tasks that keep more files in one of these folders, or objects at a URL, than they may,
+    however long they run."""
+    found: Counter[str] = Counter()
+    for folder in folders:
+        for task in folder.glob("*/*/tasks/*"):
+            found[str(task)] = sum(1 for _ in task.rglob("*"))
+    found.update(f"{path.rpartition('/')[0]} at the URL" for path in objects)
+    return told("too many files", [each for each in found.items() if each[1] > MOST_FILES])
+
+
+def by_key(pairs: Iterable[tuple[K, int]]) -> dict[K, list[int]]:
+    """Numbers by their keys, in the order in which they came."""
+    found: dict[K, list[int]] = {}
+    for key, number in pairs:
+        found.setdefault(key, []).append(number)
+    return found
+
+
+def counted(keys: Iterable[K]) -> dict[K, range]:
+    """The numbers of events that count up by key: from 0 to below how many there are."""
+    return {key: range(count) for key, count in Counter(keys).items()}
