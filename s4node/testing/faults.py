@@ -30,6 +30,12 @@ Kind = Literal[
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+OFTEN: tuple[Kind, ...] = (
+    *("kill process", "kill host", "lose host", "pause", "cut apart", "hold", "slow"),
+    *("lose coordination", "doubt store"),
+)
+"""What breaks most, beside another fault."""
+
 
 class Fault(NamedTuple):
     """What happens to ``host`` at a time, in seconds of the test's clock, and for how long.
@@ -75,11 +81,15 @@ def schedule(
     session_seconds: float,
     points: Sequence[str],
 ) -> list[Fault]:
-    """So many faults that begin within ``seconds`` after ``start``, by their begin."""
+    """So many faults that begin within ``seconds`` after ``start``, by their begin.
+
+    Half of them begin while the one that was chosen before goes on. Some kinds are chosen more
+    often. If a host is killed or lost, sometimes all are, each by a fault of its own.
+    """
     chance = Random(f"faults {seed}")  # noqa: S311 - to be repeated
-    found = []
+    found: list[Fault] = []
     for _ in range(count):
-        kind = chance.choice(KINDS)
+        kind = chance.choice(KINDS + OFTEN)
         host = chance.choice(hosts)
         other, point = "", ""
         if kind in ("cut apart", "hold"):
@@ -87,18 +97,15 @@ def schedule(
             if not others:
                 continue
             other = chance.choice(others)
-        if kind in ("kill process", "kill host") and chance.random() < 0.5:
+        if kind in ("kill process", "kill host") and chance.random() < 0.6:
             point = chance.choice(points)
         at = start + round(chance.uniform(0, seconds), 3)
-        longest = 2.5 if chance.random() < 0.5 else 0.5
-        found.append(
-            Fault(
-                kind,
-                host,
-                at,
-                round(chance.uniform(0.05, longest * session_seconds), 3),
-                other,
-                point,
-            )
-        )
+        if found and chance.random() < 0.5:
+            at = min(round(chance.uniform(found[-1].at, found[-1].until), 3), start + seconds)
+        longest = (2.5 if chance.random() < 0.5 else 0.5) * session_seconds
+        ends = round(chance.uniform(0.05, longest), 3)
+        every = kind in ("kill host", "lose host") and chance.random() < 0.25
+        found += [
+            Fault(kind, each, at, ends, other, point) for each in (hosts if every else [host])
+        ]
     return sorted(found, key=lambda fault: fault.at)

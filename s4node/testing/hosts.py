@@ -40,7 +40,10 @@ POINTS = [
     name
     for name in failpoints.POINTS
     if name.startswith(
-        ("startpoint.", "claim.", "commit.", "ship.", "outbox.", "checkpoint.", "standby.")
+        (
+            *("startpoint.", "claim.", "commit.", "pieces.", "ship.", "outbox.", "checkpoint."),
+            "standby.",
+        )
     )
 ]
 """The failpoints at which a process may be killed."""

@@ -16,6 +16,9 @@ from s4node.errors import S4Error
 from s4node.testing.faults import Fault
 from s4node.testing.memory_network import Message
 
+_SHOWN = 30
+"""So many messages of a run that fails are shown."""
+
 
 class Recorded(NamedTuple):
     """What a run of a scenario leaves: the faults that were chosen, and all messages."""
@@ -32,9 +35,10 @@ recorded: ContextVar[Recorded | None] = ContextVar("recorded", default=None)
 def check_seeds(scenario: Callable[[int], object], seeds: Iterable[int]) -> None:
     """Run a scenario with each of the seeds; raise the first error, with how to repeat it.
 
-    The error has a note: the seed, and the fewest faults with which the scenario still fails. The
-    first seed runs twice. Raises S4Error if two runs of a seed differ, because the app or the
-    scenario reads the time or randomness of the machine, or has threads.
+    The error has notes: the seed, the fewest faults with which the scenario still fails, and the
+    last messages of that run. The first seed runs twice. Raises S4Error if two runs of a seed
+    differ, because the app or the scenario reads the time or randomness of the machine, or has
+    threads.
     """
     for number, seed in enumerate(seeds):
         error, run = _run(scenario, seed)
@@ -75,13 +79,20 @@ def _shortened(
 ) -> Exception:
     """The error of the run with the fewest faults, with a note."""
     left_out: frozenset[int] = frozenset()
-    for index in range(len(run.chosen)):
-        found, _ = _run(scenario, seed, left_out | {index})
+    chosen = run.chosen
+    for index in range(len(chosen)):
+        found, shorter = _run(scenario, seed, left_out | {index})
         if found is not None:
-            error, left_out = found, left_out | {index}
-    kept = [fault for index, fault in enumerate(run.chosen) if index not in left_out]
+            error, run, left_out = found, shorter, left_out | {index}
+    kept = [fault for index, fault in enumerate(chosen) if index not in left_out]
     lines = "".join(f"\n    {fault}," for fault in kept)
     error.add_note(
-        f"check_seeds: seed {seed} fails with {len(kept)} of {len(run.chosen)} faults:{lines}"
+        f"check_seeds: seed {seed} fails with {len(kept)} of {len(chosen)} faults:{lines}"
     )
+    messages = [*chain.from_iterable(run.traces)]
+    shown = "".join(
+        f"\n    {at:.6f} {one} to {other}: {size} bytes"
+        for at, one, other, size in messages[-_SHOWN:]
+    )
+    error.add_note(f"the last of {len(messages)} messages:{shown}")
     return error
