@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture simulate cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -57,8 +57,11 @@ test-fast: install ## run the tests that need neither Spark nor much time
 torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut the power, go back to savepoints; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-simulate: install ## run SEEDS= small clusters in memory, which the seeds from FIRST= on kill, cut and pause
+simulate: install ## run SEEDS= small clusters in memory, which the seeds from FIRST= on kill, cut and pause; ARGS=--large for large ones
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m simulate --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) $(ARGS)
+
+simulate-mutants: install ## put known faults back into a copy, and say after how many of SEEDS= clusters in memory find each
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m mutants --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0) $(ARGS)
 
 cluster-test: install-spark ## kill, stop and cut machines of a cluster over ZooKeeper; SEED=, MINUTES= to repeat
 	@$(PYTHON_OF_VENV) -c 'import moto, s3fs' 2>/dev/null || \
