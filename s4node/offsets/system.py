@@ -3,8 +3,9 @@
 Rules
 - A stream has partitions, numbered from 0; their number does not change while the stream is read.
   The events of a partition have rising offsets; partitions are not ordered among each other.
+- An offset may have no event: it was compacted away, or holds a record of the system's own.
 - A reader gives the batches of one partition in order, each event once, from the offset at which it
-  was opened. It skips no event.
+  was opened. Each batch begins at the offset at which the one before ended. It skips no event.
 - A reader fetches a bounded amount ahead, and then waits for ``read``. While paused it fetches
   nothing.
 - If a system cannot be reached, every method waits and then resumes; ``read`` continues where it
@@ -87,27 +88,37 @@ END_OF_STREAM = EndOfStream()
 
 
 class InputBatch(EventBatch):
-    """Events of a replayable input: ``first`` is the offset of the first one, ``created_ms`` when
-    it was appended (Unix time).
+    """Events of a replayable input, from the offset ``first`` to before ``end``; ``created_ms`` is
+    when the first one was appended (Unix time).
 
-    ``size`` counts events that are not decoded yet. ``load`` decodes them into ``events``; the rest
-    is in ``undecoded``, as offset, reason and raw bytes, and the batch then has gaps, and
-    ``numbers``. ``loaded`` is for a reader that shares a batch among tasks. ``routing`` is
+    ``size`` counts events that are not decoded yet; a batch without events counts as one. ``end``
+    is ``first + size`` unless some offsets have no event. ``load`` decodes the events into
+    ``events``; the rest is in ``undecoded``, as offset, reason and raw bytes. If an offset has no
+    event, or one that does not decode, ``load`` sets ``numbers``: the offset of each of ``events``.
+    ``loaded`` is for a reader that shares a batch among tasks. ``routing`` is
     ``hasher:key`` if all events are in the partition of their key by that rule, as in frames; else
     empty.
     """
 
-    __slots__ = ("loaded", "routing", "undecoded")
+    __slots__ = ("end", "loaded", "routing", "undecoded")
 
     routing: str
     undecoded: Sequence[tuple[int, str, bytes]]
 
     def __init__(
-        self, ssp: SystemStreamPartition, first: int, size: int, weight: int, created_ms: int
+        self,
+        ssp: SystemStreamPartition,
+        first: int,
+        size: int,
+        weight: int,
+        created_ms: int,
+        *,
+        end: int | None = None,
     ) -> None:
         super().__init__(ssp.stream, ssp.partition, [], None, first, None, weight)
         self.source = ssp
-        self.size = size
+        self.size = max(size, 1)
+        self.end = first + size if end is None else end
         self.created_ms = created_ms
         self.loaded = False
         self.routing = ""

@@ -43,7 +43,8 @@ class _Partition:
 
     def __init__(self) -> None:
         self.oldest = 0
-        self.events: list[_StoredEvent] = []
+        self.events: list[_StoredEvent | None] = []
+        """None for an offset without an event."""
         self.end: int | None = None
         self.routing = ""
 
@@ -104,6 +105,12 @@ class MemorySystem:
         home.oldest += gone
         self._changed.unpark_all()
 
+    def remove(self, stream: str, partition: int, *offsets: int) -> None:
+        """Leave these offsets without an event, as compaction does."""
+        home = self._streams[stream][partition]
+        for offset in offsets:
+            home.events[offset - home.oldest] = None
+
     def end_partition(self, stream: str, partition: int) -> None:
         """End a partition for good."""
         home = self._streams[stream][partition]
@@ -151,8 +158,10 @@ class MemorySystem:
             case Oldest():
                 return home.oldest
             case Timestamp(millis):
-                times = (kept.created_ms >= millis for kept in home.events)
-                return next((home.oldest + i for i, it in enumerate(times) if it), home.upcoming)
+                for offset, kept in enumerate(home.events, home.oldest):
+                    if kept is not None and kept.created_ms >= millis:
+                        return offset
+                return home.upcoming
             case Specific(offset):
                 if home.oldest <= offset <= home.upcoming:
                     return offset
@@ -229,10 +238,20 @@ class _Batch(InputBatch):
     __slots__ = ("_decoders", "_kept")
 
     def __init__(
-        self, ssp: SystemStreamPartition, first: int, kept: list[_StoredEvent], decoders: _Decoders
+        self,
+        ssp: SystemStreamPartition,
+        first: int,
+        kept: list[_StoredEvent | None],
+        decoders: _Decoders,
     ) -> None:
+        events = [one for one in kept if one is not None]
         super().__init__(
-            ssp, first, len(kept), sum(len(one.body) for one in kept), kept[0].created_ms
+            ssp,
+            first,
+            len(events),
+            sum(len(one.body) for one in events),
+            events[0].created_ms if events else 0,
+            end=first + len(kept),
         )
         self._kept = kept
         self._decoders = decoders
@@ -240,13 +259,16 @@ class _Batch(InputBatch):
     def load(self) -> None:
         undecoded = []
         numbers = []
-        for number, (declaration, _, body) in enumerate(self._kept, self.first):
+        for number, kept in enumerate(self._kept, self.first):
+            if kept is None:
+                continue
+            declaration, _, body = kept
             try:
                 self.events += self._decoders.decoder_of(declaration)(body)
                 numbers.append(number)
             except Exception as error:  # event classes that check themselves may raise anything
                 undecoded.append((number, f"{declaration.name} does not decode: {error}", body))
-        if undecoded:
+        if len(numbers) < len(self._kept):
             self.numbers = numbers
         self.undecoded = undecoded
         self._kept = []
@@ -307,7 +329,7 @@ class _Reader:
         batch.routing = home.routing
         self.position += len(kept)
         reads = self._system.reads
-        reads[self.ssp] = reads.get(self.ssp, 0) + len(kept)
+        reads[self.ssp] = reads.get(self.ssp, 0) + sum(one is not None for one in kept)
         return batch
 
     def pause(self) -> None:

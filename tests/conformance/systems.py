@@ -57,6 +57,10 @@ class Lab(ABC):
     async def trim(self, stream: str, partition: int, below: int) -> None:
         """Have retention remove what is below an offset that begins an append."""
 
+    async def remove(self, stream: str, partition: int, *offsets: int) -> bool:
+        """Leave offsets without an event; returns False if each offset always has one."""
+        return False
+
     @abstractmethod
     async def go_away(self) -> None:
         """Be out of reach until come_back."""
@@ -237,6 +241,24 @@ class SystemConformance:
             assert batch.source == lab.ssp()
             assert (batch.stream, batch.partition, batch.first) == ("clicks", 0, 0)
             assert before <= batch.created_ms <= int(time.time() * 1000)
+
+    async def test_batches_cover_all_offsets_also_those_without_an_event(
+        self, open_lab: Any
+    ) -> None:
+        async with open_lab() as lab:
+            await lab.create("clicks", 1)
+            await lab.clicks(9)
+            without = {0, 3, 4, 7}
+            left = [n for n in range(9) if n not in without]
+            if not await lab.remove("clicks", 0, *without):
+                left = list(range(9))
+            reader = await lab.system.open(lab.ssp(), 0, [Click])
+            found = await read(reader, len(left))
+            assert found.numbers == found.offsets == left
+            begins = [batch.first for batch in found.batches]
+            ends = [batch.end for batch in found.batches]
+            assert begins == [0, *ends[:-1]]
+            assert ends[-1] == reader.position == 9
 
     async def test_the_lag_is_what_is_there_and_not_read(self, open_lab: Any) -> None:
         async with open_lab() as lab:

@@ -168,6 +168,10 @@ class MemoryLab(Lab):
     async def trim(self, stream: str, partition: int, below: int) -> None:
         self.memory.trim(stream, partition, below)
 
+    async def remove(self, stream: str, partition: int, *offsets: int) -> bool:
+        self.memory.remove(stream, partition, *offsets)
+        return True
+
     async def go_away(self) -> None:
         self.memory.go_away()
 

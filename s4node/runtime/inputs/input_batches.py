@@ -36,9 +36,15 @@ class TaskBatch(InputBatch):
         *,
         shared: bool = False,
     ) -> None:
-        end = source.first + source.size
-        first = max(source.first, start)
-        super().__init__(source.source, first, end - first, source.bytes, source.created_ms)  # type: ignore[arg-type]
+        first, end = max(source.first, start), source.end
+        super().__init__(
+            source.source,  # type: ignore[arg-type]
+            first,
+            min(source.size, end - first),
+            source.bytes,
+            source.created_ms,
+            end=end,
+        )
         self.partition = partition
         self._shared = shared
         self._source = source
@@ -52,7 +58,6 @@ class TaskBatch(InputBatch):
         for number, reason, raw in source.undecoded:
             if number >= whole.first:
                 whole.refuse(number, reason, raw)
-                whole.complete(number, number + 1)  # it belongs to no task
         numbers = source.numbers
         if numbers is None:
             skip = whole.first - source.first
@@ -66,6 +71,11 @@ class TaskBatch(InputBatch):
             self.events = list(copies_of(self.events))
         self.numbers = [numbers[index] for index in good]
         self.receipt = PartReceipt(whole, self.numbers)
+        at = whole.first
+        for number in (*self.numbers, whole.end):
+            if at < number:
+                whole.complete(at, number)  # no event, or none that decodes: it belongs to no task
+            at = number + 1
 
 
 class MixedBatch(TaskBatch):

@@ -235,7 +235,7 @@ class PartitionFeed:
     def _give_mixed(self, batch: InputBatch, keyed: Keyed) -> None:
         """Queue a batch for its task, which sends on the events of other tasks."""
         (taker,) = self.takers.values()
-        task, stream, end = taker.task, batch.stream, batch.first + batch.size
+        task, stream, end = taker.task, batch.stream, batch.end
         if taker.next < end:
             mine = MixedBatch(
                 batch,
@@ -250,7 +250,7 @@ class PartitionFeed:
 
     def _give(self, batch: InputBatch) -> None:
         """Queue a batch for each task that has not had all of it."""
-        end, shared = batch.first + batch.size, len(self.takers) > 1
+        end, shared = batch.end, len(self.takers) > 1
         for taker in self.takers.values():
             if taker.next < end:
                 place = taker.task.partition, taker.progress, taker.next

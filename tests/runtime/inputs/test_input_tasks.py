@@ -229,6 +229,45 @@ async def test_the_starting_offset_is_committed_so_a_crash_before_any_event_skip
         assert notes.by_task == {"Partition 0": [("clicks", 0, 1)]}
 
 
+@pytest.mark.parametrize("settings_of_order", [{}, {"task.max.concurrency": "3"}])
+async def test_a_commit_covers_offsets_without_an_event(
+    system: MemorySystem, settings: dict[str, str], settings_of_order: dict[str, str]
+) -> None:
+    class Committing(Writer):
+        def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+            super().process(envelope, collector, coordinator)
+            if envelope.offset == 8:
+                coordinator.commit()
+            if envelope.offset == 9:
+                raise StopTest
+
+    system.create("clicks", 1)
+    system.put("clicks", 0, *map(event, range(12)))
+    system.remove("clicks", 0, 0, 5, 6, 10)
+    notes = Notes()
+    with dies(Exception, match="StopTest"):
+        async with running(writing(notes, "clicks", make=Committing), settings | settings_of_order):
+            await trio.sleep_forever()
+    assert kept(settings) == {"Partition 0": {"memory.clicks[0]": 9}}
+    again = Notes()
+    async with running(writing(again, "clicks"), settings | settings_of_order):
+        await until(lambda: again.count == 2)
+    assert again.by_task["Partition 0"] == [("clicks", 0, 9), ("clicks", 0, 11)]
+    assert kept(settings) == {"Partition 0": {"memory.clicks[0]": 12}}
+
+
+async def test_a_batch_without_any_event_is_passed(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, *map(event, range(250)))
+    system.remove("clicks", 0, *range(250))
+    async with running(writing(Notes(), "clicks"), settings | {"task.commit.ms": "10"}):
+        await until(lambda: kept(settings)["Partition 0"] == {"memory.clicks[0]": 250})
+        system.put("clicks", 0, event(0))
+        await until(lambda: kept(settings)["Partition 0"] == {"memory.clicks[0]": 251})
+
+
 async def test_no_event_is_processed_before_the_starting_offset_is_saved(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
