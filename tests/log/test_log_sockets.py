@@ -732,7 +732,7 @@ async def test_several_containers_read_from_the_log_of_their_launcher(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [0, 3])
+@pytest.mark.parametrize("there", [0, pytest.param(3, marks=pytest.mark.long)])
 async def test_containers_that_start_together_have_one_stream_in_the_log_of_their_launcher(
     tmp_path: Path, there: int
 ) -> None:

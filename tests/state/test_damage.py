@@ -29,7 +29,7 @@ from s4node.state import epochs
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("damage", ["cut", "wrong bit"])
+@pytest.mark.parametrize("damage", [pytest.param("cut", marks=pytest.mark.long), "wrong bit"])
 async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
     tmp_path: Path, damage: str
 ) -> None:

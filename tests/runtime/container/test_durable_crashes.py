@@ -47,9 +47,8 @@ async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_r
     lives.check(sent)
 
 
-@pytest.mark.short
 @pytest.mark.slow
-@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("paused", [pytest.param(False, marks=pytest.mark.short), True])
 async def test_events_count_once_when_containers_of_several_are_killed_and_taken_over(
     tmp_path: Path, *, paused: bool
 ) -> None:
