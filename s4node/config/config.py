@@ -142,7 +142,7 @@ def _checked(line: Line) -> Entry | Problem:
 
 
 def _unwritable(text: str) -> str:
-    """Why a text cannot be written to files and messages; empty if it can."""
+    """The reason why a text cannot be written to files and messages; empty if it can."""
     if not kinds.is_unicode(text):
         return "is not UTF-8; write it in UTF-8"
     return "has a NUL character; remove it" if "\0" in text else ""

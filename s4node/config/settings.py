@@ -43,9 +43,9 @@ STREAM_CONSUMERS = Pattern(
 STREAM_GRADE = Pattern(
     _CLUSTER, "s4.stream.<stream>.grade", "durable", kinds.choice("fast", "durable"),
     "The grade of an input stream that producers send to. With durable each event counts once, "
-    "whatever is killed, and producers keep it until it is committed; with fast they keep it "
-    "until it is processed, and a crash may lose or repeat it. The default is durable if the app "
-    "has stores, windows, timers, a replayable input, or another durable stream.",
+    "whatever is killed: producers keep it until it is committed. With fast they keep it until it "
+    "is processed, and a crash may lose or repeat it. The default is durable if the app has "
+    "stores, windows, timers, a replayable input, or another durable stream.",
     "s4.stream.clicks.grade",
 )
 HASHER = Setting(
@@ -57,21 +57,22 @@ HASHER = Setting(
 
 CLUSTER_GATHER_TIMEOUT = Setting(
     _CLUSTER, "s4.cluster.gatherTimeout", "10000", kinds.milliseconds(0),
-    "How long the first containers of an app wait for the other expected ones, before they share "
-    "the partitions. A container that joins later is a spare.",
+    "How long the first containers of an app wait for the other expected containers before they "
+    "share the partitions. A container that joins later is a spare.",
 )
 
 CLUSTER_STAY = Setting(
     _CLUSTER, "s4.cluster.stay", "0", kinds.milliseconds(0),
-    "How long the partitions of a container that has ended wait for it, without being processed. "
-    "If it returns under its node's name within this time, as at a restart, it finds them where "
-    "they were. With 0 others take them at once.",
+    "How long the partitions of a container that has ended stay reserved for it, without being "
+    "processed. If it returns under its node's name within this time, as at a restart, it gets "
+    "them back. With 0 other containers take them at once.",
 )
 
 NODE_ZONE = Setting(
     _CLUSTER, "s4.node.zone", "", kinds.TEXT,
-    "The zone of the node, such as a data centre or a rack: what fails as a whole. The standby of "
-    "a task (s4.state.standby) is in another zone than its owner, if a member of the app is.",
+    "The zone of the node: a data centre, a rack, or any other group of machines that fails as a "
+    "whole. The standby of a task (s4.state.standby) is in another zone than its owner, if a "
+    "member of the app is.",
     belongs_to="node",
 )
 
@@ -86,9 +87,9 @@ COORDINATION = Setting(
 )
 COORDINATION_CREDENTIALS = Setting(
     _COORDINATION, "s4.coordination.credentials", "", kinds.FOLDER,
-    "A property file for ZooKeeper, on each node: username and password, with which alone the "
-    "entries can then be read and written; mechanism, service and principal for SASL; ca, "
-    "certificate and key, names of PEM files, for TLS.",
+    "A property file with the credentials for ZooKeeper, on each node. username and password: only "
+    "programs with them can read and write the entries. mechanism, service and principal are for "
+    "SASL. ca, certificate and key name PEM files, for TLS.",
     belongs_to="process",
 )
 COORDINATION_FOLDER = Setting(
@@ -99,64 +100,65 @@ COORDINATION_FOLDER = Setting(
 )
 SESSION_TIMEOUT = Setting(
     _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
-    "The partitions of a process that sends no sign of life for this long go to others. This is "
-    "for processes that hang or are stopped, and for machines that are lost; a process that dies "
-    "is noticed at once. ZooKeeper grants 2 to 20 of its ticks.",
+    "If a process sends no heartbeat for this long, its partitions move to others. This is for "
+    "processes that hang or are stopped, and for machines that are lost. The death of a process is "
+    "detected at once. ZooKeeper grants 2 to 20 of its ticks.",
 )
 
 _LISTENER = "Listener: connections from peers"
 
 LISTENER_ADDRESS = Setting(
     _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
-    "The address on which the node listens; only programs on the same machine reach the default. "
-    "tls+tcp://host:port is for peers with certificates (s4.tls.certificate); without TLS, an "
+    "The address on which the node listens. Only programs on the same machine reach the default. "
+    "tls+tcp://host:port is for peers with certificates (s4.tls.certificate). Without TLS, an "
     "address that other machines reach needs s4.access = open. Port 0 means any free port.",
     belongs_to="node",
 )
 LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
-    "The host by which others reach this node, such as its name in DNS. The default is the host "
-    "of s4.listener.address; set it for nodes of a cluster that listen on all interfaces "
-    "(0.0.0.0), which is not a host to connect to. With :port, others reach the node's own port at "
-    "that one; its containers are reached at their own ports.",
+    "The host by which others reach this node, such as its name in DNS. The default is the host of "
+    "s4.listener.address. Set it if the node listens on all interfaces (0.0.0.0), because others "
+    "cannot connect to that. With :port, others reach the node itself at that port. Its containers "
+    "keep their own ports.",
     belongs_to="node",
 )
 LISTENER_PORTS = Setting(
     _LISTENER, "s4.listener.ports", "", kinds.PORTS,
-    "The ports that the containers of a node may listen on, for firewalls and published ports: "
-    "12001-12099. A new version of an app starts beside the old one, so there must be two for each "
-    "app. Empty: any free port.",
+    "The ports that the containers of a node may listen on, such as 12001-12099, for firewalls and "
+    "published ports. A new version of an app starts beside the old one, so each app needs two "
+    "ports. Empty: any free port.",
     belongs_to="node",
 )
 ACCESS = Setting(
     _LISTENER, "s4.access", "certificates", kinds.choice("certificates", "open"),
     "Who may connect from other machines: peers with certificates, or, with open, any program. An "
-    "open node believes each name that a peer gives itself, so such a peer may read and delete "
-    "everything and act as a producer, a member or a task; and nothing is encrypted.",
+    "open node believes each name that a peer gives itself. So any peer may read and delete "
+    "everything, and act as a producer, a member or a task. Nothing is encrypted.",
     belongs_to="process",
 )
 TLS_CERTIFICATE = Setting(
     _LISTENER, "s4.tls.certificate", "", kinds.TEXT,
-    "The file (PEM) with this process's certificate, in which an authority says who it is: a URI "
-    "s4://CLUSTER/ROLE/NAME. s4 certs makes those of a development cluster. A changed file is used "
-    "for the next connections.",
+    "The file (PEM) with this process's certificate. It names the process as a URI "
+    "s4://CLUSTER/ROLE/NAME. s4 certs makes the certificates of a development cluster. New "
+    "connections use a changed file.",
     belongs_to="process",
 )
 TLS_KEY = Setting(
     _LISTENER, "s4.tls.key", "", kinds.TEXT,
-    "The file (PEM) with the key of s4.tls.certificate, without a password; only the node's user "
+    "The file (PEM) with the key of s4.tls.certificate, without a password. Only the node's user "
     "should be able to read it.",
     belongs_to="process",
 )
 TLS_AUTHORITY = Setting(
     _LISTENER, "s4.tls.authority", "", kinds.TEXT,
-    "The file (PEM) with the certificate of the authority that signs those of all peers.",
+    "The file (PEM) with the certificate of the authority that signs the certificates of all "
+    "peers.",
     belongs_to="process",
 )
 TLS_REVOKED = Setting(
     _LISTENER, "s4.tls.revoked", "", kinds.TEXT,
     "A file with the serial numbers of certificates that are no longer trusted, one in each line, "
-    "in hexadecimal digits. Connected peers with them are disconnected.",
+    "in hexadecimal digits. Connected peers with such a certificate are disconnected.",
     belongs_to="process",
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
@@ -173,16 +175,16 @@ LISTENER_MAX_FRAME_BYTES = Setting(
 )
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
-    "The most peers that may be connected at a time, each with a file descriptor; one address may "
-    "have half of them, but at least 512. A peer that has sent nothing, else the one that is "
-    "silent for longest, and at least a second, makes room for the next one; if there is none, "
-    "that one is refused.",
+    "The most peers that may be connected at a time. Each takes a file descriptor. One address may "
+    "have half of them, but at least 512. When the limit is reached, the node closes a connection "
+    "that has sent nothing, or else the one that has been idle longest (at least one second). If "
+    "none is idle, it refuses the new one.",
     belongs_to="node",
 )
 LISTENER_PATIENCE = Setting(
     _LISTENER, "s4.listener.patience", "30000", kinds.milliseconds(1),
-    "A connection is ended if for this long its peer sends nothing from the start, does not finish "
-    "a message, or reads nothing of what waits for it. The peer may connect again.",
+    "The node ends a connection if for this long its peer sends no first message, does not finish "
+    "a message, or does not read what the node has for it. The peer may connect again.",
     belongs_to="node",
 )
 
@@ -192,24 +194,24 @@ _STAGES = ("deserializer", "stream", "sender", "remoteSender")
 
 STAGE_EXECUTOR = StageKey(
     _QUEUES, "s4.<stage>.executor", "shed", kinds.EXECUTOR,
-    "What happens when a stage is full: block makes senders wait, shed drops the newest events, "
-    "throttle lets only maxRate leave and drops the newest events that producers send beyond a "
-    "full queue; package.module:Class is your own. The stages are deserializer (undecoded frames "
-    "of one input stream in a container), stream (the events of one stream in one partition), "
-    "sender (those of one stream that leave for other nodes of the cluster) and remoteSender "
-    "(those of one output stream that leave for another cluster).",
+    "What happens when a stage is full. block makes senders wait. shed drops the newest events. "
+    "throttle lets only maxRate leave, and drops the newest events that producers send to a full "
+    "queue. package.module:Class is your own executor. The stages are deserializer (undecoded "
+    "frames of one input stream in a container), stream (the events of one stream in one "
+    "partition), sender (those of one stream that leave for other nodes of the cluster) and "
+    "remoteSender (those of one output stream that leave for another cluster).",
     dict(zip(_STAGES, ("block", "block", "throttle", "block"), strict=True)),
 )
 STAGE_SIZE = StageKey(
     _QUEUES, "s4.<stage>.workQueueSize", "5000", kinds.whole(1),
-    "The events that a stage holds, and at most a frame beyond, or what a step of the app or a "
-    "source puts at once. It bounds credit. More absorbs longer bursts, at the cost of memory and "
-    "latency.",
+    "The events that a stage holds. It may exceed this by one frame, or by what a step of the app "
+    "or a source puts at once. The size bounds the credit of producers. A larger queue absorbs "
+    "longer bursts, at the cost of memory and latency.",
     dict(zip(_STAGES, ("100000", "10000", "10000", "10000"), strict=True)),
 )
 STAGE_BYTES = StageKey(
     _QUEUES, "s4.<stage>.workQueueBytes", "1048576", kinds.size(1024, 2**53),
-    "The bytes that a stage holds. It bounds the memory that overload can take.",
+    "The bytes that a stage holds. This bounds the memory that overload can take.",
     dict(zip(_STAGES, ("67108864", "16777216", "67108864", "67108864"), strict=True)),
 )
 STAGE_MAX_RATE = StageKey(
@@ -219,8 +221,8 @@ STAGE_MAX_RATE = StageKey(
 )
 STREAM_PARALLELISM = StageKey(
     _QUEUES, "s4.stream.parallelism", "4", kinds.whole(0, 1024),
-    "The handlers of a keyed stream that may run at a time in a partition, each key in order. 0 "
-    "leaves it to the app's set_parallelism(), whose default is 1.",
+    "The number of handlers of a keyed stream that may run at a time in a partition. Events of one "
+    "key stay in order. With 0 the app's set_parallelism() decides, whose default is 1.",
     {"stream": "0"},
 )
 SENDER_MAX_FRAME_BYTES = Setting(
@@ -233,15 +235,15 @@ _COMM = "Connections"
 
 COMM_TIMEOUT = Setting(
     _COMM, "s4.comm.timeout", "1000", kinds.milliseconds(1),
-    "The longest time for connecting to a peer, with the handshake. A short time finds a dead peer "
-    "early, a long one suits slow networks.",
+    "The longest time for connecting to a peer, including the handshake. A short time detects a "
+    "dead peer early. A long one suits slow networks.",
 )
 PRODUCER_EXPIRY = Setting(
     _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),
-    "A program without a producer id of its own is forgotten after being away for this long, while "
-    "the node runs. What it resends after that is not recognised as a repetition, so stay above "
-    "the longest break of a connection. A task, or a program with an id of its own, does not "
-    "expire if the node saves which of its events are settled.",
+    "A program without a producer id of its own is forgotten after it has been away for this long, "
+    "while the node runs. What it resends after that counts again, so keep this above the longest "
+    "break of a connection. A task, or a program with an id of its own, does not expire if the "
+    "node saves which of its events are settled.",
 )
 
 _APP = "The app"
@@ -267,15 +269,15 @@ BROADCAST_INPUTS = Setting(
 GROUPER = Setting(
     _TASKS, "job.systemstreampartition.grouper.factory", "by-partition",
     kinds.own("by-partition", "by-ssp"),
-    "How partitions are grouped into tasks: by-partition makes one task of partition 3 of all "
-    "inputs, by-ssp makes one of each partition of each input. All groupers but by-partition are "
-    "for tasks that read only replayable inputs without keys. It cannot change once there is "
-    "progress.",
+    "How partitions are grouped into tasks. by-partition makes one task of partition 3 of all "
+    "inputs. by-ssp makes one task of each partition of each input. Groupers other than "
+    "by-partition are for tasks that read only replayable inputs without keys. It cannot change "
+    "once there is progress.",
 )
 CONTAINER_COUNT = Setting(
     _TASKS, "job.container.count", "0", kinds.whole(0),
-    "The number of containers that share the tasks, at most one per task: s4 run starts that many, "
-    "and further ones in a cluster are spares. With 0, s4 run is one process, and a cluster uses "
+    "The number of containers that share the tasks, at most one per task. s4 run starts that many. "
+    "In a cluster further containers are spares. With 0, s4 run is one process, and a cluster uses "
     "all containers.",
 )
 CHOOSER = Setting(
@@ -284,14 +286,14 @@ CHOOSER = Setting(
 )
 BATCH_SIZE = Setting(
     _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
-    "The events of an input that are processed, if there are that many, before another input has "
-    "its turn. 0 means one step: s4.step.maxEvents events or 5 ms, or what has arrived.",
+    "The number of events of an input that a task processes before another input has its turn. 0 "
+    "means one step: s4.step.maxEvents events or 5 ms, or what has arrived.",
 )
 STREAM_PRIORITY = Pattern(
     _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
-    "While an input of higher priority has events, the others wait. It waits at most for one step "
-    "of theirs, s4.step.maxEvents events or 5 ms. The default is 0; an input that "
-    "bootstraps is above all others.",
+    "The priority of an input. The default is 0. While an input of higher priority has events, the "
+    "others wait. Its events wait for at most one step of another input: s4.step.maxEvents events "
+    "or 5 ms. An input that bootstraps is above all others.",
     "streams.clicks.samza.priority",
 )
 STREAM_BOOTSTRAP = Pattern(
@@ -309,14 +311,15 @@ TASK_MAX_CONCURRENCY = Setting(
 )
 TASK_ORDER = Setting(
     _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
-    "The order of a task's events if several may be in flight: with arrival they begin in the "
-    "order of arrival and overlap, with key events of one key never overlap. Events without a key "
+    "The order of a task's events if several may be in flight. With arrival they begin in the "
+    "order of arrival and overlap. With key, events of one key never overlap. Events without a key "
     "count as one key.",
 )
 THREAD_POOL_SIZE = Setting(
     _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
-    "The threads of a container that run plain tasks (process, window and timers) which wait for "
-    "something without being async. 0 runs them on the event loop, which costs least.",
+    "The number of threads of a container that run plain tasks (process, window and timers). Use "
+    "it for tasks that wait for something without being async. 0 runs them on the event loop, "
+    "which costs least.",
 )
 TASK_WINDOW_MS = Setting(
     _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
@@ -325,25 +328,24 @@ TASK_WINDOW_MS = Setting(
 )
 TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
-    "The longest time between commits of a task that has changed. A commit begins as soon as "
-    "others wait for it (producers of durable streams that flush, and tasks, logs and other apps "
-    "that wait for its events; within a second for producers that do not flush), as long as "
-    "commits take less than a tenth of the task's time, and those of all tasks of a container less "
-    "than a quarter of a process, or a fiftieth while it works at full speed. With 0 a task "
-    "commits only on request of the task or a producer, when its events for others wait, and at "
-    "the end.",
+    "The longest time between commits of a task that has changed. A commit begins earlier if "
+    "others wait for it: at once for producers that flush, and for tasks, logs and other apps that "
+    "get its events, and within a second for other producers of durable streams. Such commits take "
+    "less than a tenth of the task's time, and those of all tasks of a container less than a "
+    "quarter of a process, or a fiftieth while it works at full speed. With 0 a task commits only "
+    "if the task or a producer asks for it, if events for others wait, and at the end.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
-    "A task's events may be in flight, and begin, while its progress is taken for a commit. A "
-    "commit never covers more than the events that are done.",
+    "With true, events of a task may be in flight, and begin, while its progress is taken for a "
+    "commit. A commit never covers events that are not done.",
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
     _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
     "The longest time for an event of a task that is awaited, runs in a thread, or ends by a "
     "callback, and for an event of PEs whose stream has parallel handlers. An event that takes "
-    "longer has failed: it stops the container, or is skipped if s4.stream.<stream>.onError says "
-    "so. 0 means no limit.",
+    "longer fails: it stops the container, or s4.stream.<stream>.onError skips it. 0 means no "
+    "limit.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
     _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
@@ -355,14 +357,14 @@ _INPUTS = "Replayable inputs"
 
 SYSTEM_TYPE = Pattern(
     _INPUTS, "systems.<system>.type", "log", kinds.own("log"),
-    "Defines a system of this name. log is the log of a node; your own class is called with the "
-    "name and the address. live, the sockets, always exists.",
+    "Defines a system of this name. log is the log of a node. A class of your own is called with "
+    "the name and the address. The system live, the sockets, always exists.",
     "systems.archive.type",
 )
 SYSTEM_ADDRESS = Pattern(
     _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
-    "The address of the system; for a log, the address of its node. The system log needs none if "
-    "this process has the log itself.",
+    "The address of the system. For a log it is the address of its node. The system log needs no "
+    "address if this process has the log itself.",
     "systems.archive.address",
 )
 TASK_INPUTS = Setting(
@@ -373,7 +375,7 @@ TASK_INPUTS = Setting(
 OFFSET_DEFAULT = Pattern(
     _INPUTS, "streams.<stream>.samza.offset.default", "oldest", kinds.OFFSET,
     "Where an input without progress begins: at the oldest event that still exists, at the newest, "
-    "or with the upcoming one, which is the default.",
+    "or at the upcoming one. The default is upcoming.",
     "streams.clicks.samza.offset.default",
 )
 SYSTEM_OFFSET_DEFAULT = Pattern(
@@ -389,8 +391,9 @@ RESET_OFFSET = Pattern(
 )
 ON_LOST = Pattern(
     _INPUTS, "streams.<stream>.onLost", "oldest", kinds.choice("fail", "oldest"),
-    "What happens if retention has deleted the events to be read next: fail, the default, stops "
-    "the container; oldest continues with what is left, and the loss is counted and logged.",
+    "What happens if retention has deleted the events to be read next. fail, the default, stops "
+    "the container. oldest continues with the oldest event that is left, and the loss is counted "
+    "and logged.",
     "streams.clicks.onLost",
 )
 DROP_UNDECODED = Setting(
@@ -407,8 +410,8 @@ DEAD_LETTERS = Setting(
 )
 ON_ERROR = Pattern(
     _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
-    "What happens to an event on which a handler fails: fail, the default, stops the container; "
-    "skip skips the event; dead-letter also stores it in task.dead.letter.stream. A skipped event "
+    "What happens to an event on which a handler fails. fail, the default, stops the container. "
+    "skip skips the event. dead-letter also stores it in task.dead.letter.stream. A skipped event "
     "leaves neither state nor output, because its task rolls back to its last commit. So the tasks "
     "must have state.",
     "s4.stream.clicks.onError",
@@ -422,9 +425,9 @@ HELD_BACK = Pattern(
 )
 MAX_DRIFT = Pattern(
     _INPUTS, "s4.stream.<stream>.maxDrift", "600", kinds.whole(1),
-    "The most seconds of event time by which an input may be ahead of the slowest input that leads "
-    "to the same windows or timers; beyond that it waits. So a log that is read again does not "
-    "fill the memory with windows. The default is 600.",
+    "The seconds of event time by which an input may be ahead of the slowest input that leads to "
+    "the same windows or timers. The default is 600. An input that is further ahead waits, so a "
+    "log that is read again does not fill the memory with windows.",
     "s4.stream.clicks.maxDrift",
 )
 MONITOR_PARTITIONS = Setting(
@@ -444,44 +447,44 @@ STATE_FOLDER = Setting(
 )
 STATE_URL = Setting(
     _PROGRESS, "s4.state.url", "", kinds.URL,
-    "Where state is shipped to, beside s4.state.folder, for nodes that share no folder: a URL that "
-    "fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts only once it is "
-    "shipped; a node without a task's folder fetches the state from there.",
+    "The URL that state is shipped to, beside s4.state.folder, for nodes that share no folder. It "
+    "is any URL that fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts "
+    "only once it is shipped. A node that takes a task over fetches the state that it lacks from "
+    "there.",
 )
 STATE_ADOPT = Setting(
     _PROGRESS, "s4.state.adopt", "false", kinds.SWITCH,
-    "With true, a start of the app makes the state in s4.state.folder, or at s4.state.url, the "
-    "state of the app, even if the coordination knows another one. Otherwise a container without "
-    "the app's state gets no tasks.",
+    "With true, the state in s4.state.folder, or at s4.state.url, becomes the state of the app at "
+    "its start, even if the coordination knows another one. Otherwise a container without the "
+    "app's state gets no tasks.",
 )
 STATE_SYNC = Setting(
     _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
-    "What a power cut may lose of the state: with full nothing that was committed, at the cost of "
-    "a wait for the disk at every commit; with normal the last commits, whose inputs are then "
+    "What a power cut may lose of the state. With full it loses nothing that was committed; every "
+    "commit waits for the disk. With normal it may lose the last commits, whose inputs are then "
     "replayed. The death of a process loses nothing with either.",
 )
 STATE_CHECKPOINT_INTERVAL = Setting(
     _PROGRESS, "s4.state.checkpointInterval", "600000", kinds.milliseconds(0),
-    "The interval, in milliseconds, at which a task makes a checkpoint of its database, which is "
-    "used if the database is damaged. The two share all files that have not changed since. 0 makes "
-    "none.",
+    "The interval in milliseconds at which a task makes a checkpoint of its database. The "
+    "checkpoint is used if the database is damaged. It shares all files with the database that "
+    "have not changed since. 0 means no checkpoints.",
 )
 STATE_RESTORE_TIME = Setting(
     _PROGRESS, "s4.state.restoreTime", "2000", kinds.milliseconds(1),
-    "How long the next owner of a task may take to fetch the commits after a checkpoint at "
-    "s4.state.url, in milliseconds. The slower the place is, the fewer commits follow a "
-    "checkpoint.",
+    "The time in milliseconds within which the next owner of a task can fetch the commits after a "
+    "checkpoint at s4.state.url. If the place is slow, tasks ship checkpoints more often.",
 )
 STATE_STANDBY = Setting(
     _PROGRESS, "s4.state.standby", "0", kinds.whole(0, 1),
-    "With 1, another container of the app follows the state of each task at s4.state.url, so that "
-    "it takes the task over without fetching all of its state. It takes disk space, and one "
-    "request in a second for each task, two if the task has committed.",
+    "With 1, another container of the app follows the state of each task at s4.state.url, and can "
+    "take the task over without fetching all of its state. This costs disk space, and one request "
+    "a second for each task, or two if the task has committed.",
 )
 COMMIT_TIMEOUT = Setting(
     _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
     "How long commits of a task may keep failing before the container stops. Until then they are "
-    "retried, and nothing is lost; a crash meanwhile replays all events since the last commit.",
+    "retried, and nothing is lost. A crash meanwhile replays all events since the last commit.",
 )
 
 _STEPS = "Steps, and stopping"
@@ -489,19 +492,20 @@ _STEPS = "Steps, and stopping"
 STEP_MAX_EVENTS = Setting(
     _STEPS, "s4.step.maxEvents", "2048", kinds.whole(1),
     "The number of events after which a task yields to timers, sockets and other tasks, if 5 ms "
-    "have not passed before. Fewer is more responsive, more is faster.",
+    "have not passed before. A smaller number is more responsive, a larger one is faster.",
 )
 WATCHDOG_MS = Setting(
     _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
-    "A step that takes longer is reported with its stack, because a handler blocks or computes too "
-    "long; one in a minute, with the number of the others. 0 turns the watchdog off.",
+    "A step that takes longer than this is logged with its stack, because a handler blocks or "
+    "computes too long. One step a minute is logged, with the number of the others. 0 turns the "
+    "watchdog off.",
 )
 TASK_SHUTDOWN_MS = Setting(
     _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),
     "How long a stopping node continues to process events that it has begun, or that no other node "
-    "has; the rest goes back to its producers. What is left then is dropped here; durable streams "
-    "replay it after the start. Events of output streams that no consumer has acknowledged, and no "
-    "task has saved, are reported, and the exit status is 1.",
+    "has. The other events go back to their producers. Events that are left after this time are "
+    "dropped; durable streams replay them after the start. Events of output streams that no "
+    "consumer has acknowledged, and no task has saved, are reported, and the exit status is 1.",
 )
 
 _CONTAINERS = "Container processes"
@@ -514,13 +518,14 @@ CONTAINER_START_TIMEOUT = Setting(
 )
 CONTAINER_PULSE_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.pulseTimeout", "10000", kinds.milliseconds(100),
-    "A container process that sends no sign of life for this long is considered stuck, killed and "
-    "restarted. Stay above the longest time that a plain handler computes.",
+    "A container process that sends no heartbeat for this long is killed and restarted. Keep this "
+    "above the longest time that a plain handler computes.",
 )
 CONTAINER_RESTART_DELAY = Setting(
     _CONTAINERS, "s4.container.restartDelay", "200", kinds.milliseconds(1),
     "The pause before a container process that has crashed is restarted. Each further crash "
-    "doubles it, up to 150 times the pause; after a run of twice that time it is short again.",
+    "doubles the pause, up to 150 times this value. After a run of twice that time the pause is "
+    "short again.",
 )
 LIFECYCLE_LISTENERS = Setting(
     _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
@@ -532,41 +537,41 @@ _LOG = "The embedded log"
 
 LOG_FOLDER = Setting(
     _LOG, "s4.log.folder", "", kinds.FOLDER,
-    "The folder of the embedded log's files; it is created if missing. If empty, this process has "
-    "no log. One process uses a folder at a time, and it must be on a disk of this machine.",
+    "The folder of the embedded log's files. It is created if missing. If empty, this process has "
+    "no log. One process uses a folder at a time, and the folder must be on a disk of this "
+    "machine.",
     belongs_to="node",
 )
 LOG_RETENTION_MS = Setting(
     _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
-    "How long a frame is retained after it was appended. 0 retains it for ever. A stream may have "
-    "its own time.",
+    "How long a frame is retained after it was appended. 0 means forever. A stream may have its "
+    "own time.",
     belongs_to="node",
 )
 LOG_QUOTA_BYTES = Setting(
     _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
-    "How many bytes the files of the log may take, all streams together, except files that were "
-    "given up or cannot be opened because of damage. It deletes nothing early: appending waits. 0 "
-    "means no bound.",
+    "The bytes that the files of the log may take, all streams together, except damaged files. "
+    "When this is reached, appending waits: nothing is deleted early. 0 means no bound.",
     belongs_to="node",
 )
 LOG_MAX_PARTITIONS = Setting(
     _LOG, "s4.log.maxPartitions", "512", kinds.whole(1),
-    "The most partitions of all streams of the log together; the spools of sinks may have as many "
+    "The most partitions of all streams of the log together. The spools of sinks may have as many "
     "again. Each takes three file descriptors and about 200 KB of memory, and any peer may create "
     "streams.",
     belongs_to="node",
 )
 LOG_STAGED_EXPIRY = Setting(
     _LOG, "s4.log.staged.expiry", "86400000", kinds.milliseconds(1),
-    "What a sink, such as a Spark job, has staged and not published is dropped when nobody has "
-    "appended to it for this long, while the node runs. Its batch can then not be published any "
-    "more, and has to be written again.",
+    "The rows that a sink, such as a Spark job, has staged and not published are dropped if "
+    "nothing was appended to them for this long, while the node runs. The batch then has to be "
+    "written again.",
     belongs_to="node",
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
-    "What a power cut may lose: with full nothing that was acknowledged, at the cost of a wait for "
-    "the disk at every commit; with normal the last commits, some MiB per partition, while the "
+    "What a power cut may lose. With full it loses nothing that was acknowledged; every commit "
+    "waits for the disk. With normal it may lose the last commits, some MiB per partition, and the "
     "files stay sound. With none it may damage the files. The death of a process loses nothing "
     "with any of them.",
     belongs_to="node",
@@ -577,13 +582,13 @@ _METRICS = "Metrics"
 
 METRICS_REPORTERS = Setting(
     _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
-    "The reporters that get the metrics of a container, or of a node with a log: console prints a "
-    "table, jsonl writes one JSON object per line for the container and each of its tasks. Empty "
+    "The reporters that get the metrics of a container, or of a node with a log. console prints a "
+    "table. jsonl writes one JSON object per line for the container and each of its tasks. Empty "
     "means none.",
 )
 METRICS_INTERVAL = Setting(
     _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),
-    "The time between two reports. A last one comes at the end.",
+    "The time between two reports. A last report comes at the end.",
 )
 METRICS_FILE = Setting(
     _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,
@@ -594,8 +599,8 @@ METRICS_FILE = Setting(
 HTTP_ADDRESS = Setting(
     _METRICS, "s4.http.address", "", kinds.optional(kinds.address(0)),
     "The address at which s4 node answers HTTP for monitoring: /livez, /readyz, /metrics for "
-    "Prometheus, and /status; empty means none. With tls+tcp://host:port it has "
-    "s4.tls.certificate; without TLS, an address that other machines reach needs s4.access = open.",
+    "Prometheus, and /status. Empty means none. With tls+tcp://host:port it uses "
+    "s4.tls.certificate. Without TLS, an address that other machines reach needs s4.access = open.",
     belongs_to="node",
 )
 
