@@ -123,16 +123,16 @@ def to_option(
 
 def from_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--from`` and what it may need."""
-    since = "go on from a savepoint; inputs that can be read again go back with it"
+    since = "resume from a savepoint; replayable inputs go back to its offsets"
     parser.add_argument("--from", dest="savepoint", metavar="NAME", help=since)
     agreement_options(parser)
 
 
 def agreement_options(parser: argparse.ArgumentParser) -> None:
     """Add what has to be agreed to when a job goes back."""
-    again = "what consumers have received since the savepoint may come again"
+    again = "accept that consumers receive output since the savepoint a second time"
     parser.add_argument("--outputs", choices=["again"], default="", help=again)
-    loss = "events that producers were told are committed since may be lost"
+    loss = "accept the loss of events acknowledged to producers since the savepoint"
     parser.add_argument("--accept-loss", action="store_true", help=loss)
 
 

@@ -29,7 +29,7 @@ DROP = "drop"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=bootstrap)
-    parser.add_argument("target", metavar="APP", help="as for s4 run")
+    parser.add_argument("target", metavar="APP", help="FILE.py or package.module")
     parser.add_argument(
         "--history",
         metavar="STREAM=PLACE",
@@ -42,22 +42,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--order",
         metavar="COLUMNS",
         default="",
-        help="what to sort a history of files by: a time, then what breaks ties, with commas",
+        help="the columns that order a history of files: a time, then those that break ties",
     )
     parser.add_argument(
         "--name",
         metavar="NAME",
         default="",
-        help="what to call the savepoint (default: date and time, UTC)",
+        help="the name of the savepoint (default: date and time, UTC)",
     )
     parser.add_argument(
-        "--master", metavar="URL", default="local[*]", help="of Spark (default: %(default)s)"
+        "--master", metavar="URL", default="local[*]", help="Spark's master (default: %(default)s)"
     )
     parser.add_argument(
         "--work",
         metavar="FOLDER",
         default="",
-        help="a folder in which stages write, which this machine and all executors reach; needed "
+        help="a folder for intermediate files, which this machine and all executors reach; needed "
         "with a --master of other machines (default: a temporary folder)",
     )
     parser.add_argument(

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=kinds.count,
         default=365,
         metavar="N",
-        help="for how long they hold (default %(default)s)",
+        help="validity in days (default %(default)s)",
     )
     parser.set_defaults(function=certs)
 

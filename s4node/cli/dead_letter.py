@@ -158,7 +158,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "replay",
         replay,
-        "send the events of dead letters to where they came from, each once",
+        "send the events of dead letters to their streams again, each once",
         "s4 dead-letter replay clicks --stream log.clicks --config clicks.properties",
     )
     app_argument(replayed)

@@ -31,7 +31,7 @@ from s4node.savepoints.manifest import StateCheck
 
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="APP", help="as for s4 run")
+    parser.add_argument("target", metavar="APP", help="FILE.py or package.module")
     _cluster_options(parser)
     parser.add_argument(
         "--name", type=utf8, metavar="NAME", default="", help="(default: the app's own name)"

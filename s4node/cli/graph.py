@@ -19,7 +19,9 @@ from s4node.runtime.container.hooks import declare
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="APP", help="as for s4 run; its on_init is called")
+    parser.add_argument(
+        "target", metavar="APP", help="FILE.py or package.module; calls its on_init"
+    )
     json_option(parser)
     setting_options(parser)
     parser.set_defaults(function=graph)

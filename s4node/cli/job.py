@@ -79,7 +79,7 @@ FIX = "fix its permissions, or name another folder with -p s4.state.folder=FOLDE
 
 
 def app_argument(parser: argparse.ArgumentParser) -> None:
-    text = "the name of an app that has run here; or as for s4 run"
+    text = "name of an app that has run here; or FILE.py or package.module, as for s4 run"
     parser.add_argument("target", metavar="APP", help=text)
 
 

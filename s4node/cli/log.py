@@ -73,19 +73,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="ATTRIBUTE",
         help="the attribute that decides an event's partition, or several joined by "
-        "+; without one, events go round robin",
+        "+ (default: none; events go round robin)",
     )
     created.add_argument(
         "--retention-ms",
         type=whole,
         metavar="MS",
-        help="how long events are retained, 0 for ever (default: the node's setting)",
+        help="how long events are retained; 0 means forever (default: the node's setting)",
     )
     created.add_argument(
         "--retention-bytes",
         type=whole,
         metavar="BYTES",
-        help="how much each partition retains, 0 without bound (default: the node's setting)",
+        help="bytes that each partition retains; 0 means no bound (default: the node's setting)",
     )
     json_option(created, "print the stream as a JSON object")
 
@@ -179,7 +179,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "forget",
         forget,
-        "forget producers that never return; what they send again is appended again",
+        "forget producers that do not return; events that they resend are appended again",
         "s4 log forget import-2025 --stream clicks",
     )
     forgotten.add_argument(
@@ -187,7 +187,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=utf8,
         metavar="PRODUCER",
         nargs="+",
-        help="a producer id; that of a task may lack the # and what follows it",
+        help="a producer id; for a task, the part before # is enough",
     )
     forgotten.add_argument(
         "--stream", type=utf8, metavar="NAME", default="", help="only this one (default: all)"

@@ -26,8 +26,8 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpars
         "s4 log sinks --forget job/nightly",
     )
     gone = (
-        "forget a sink that never returns, with what it has staged; a job of that name can run "
-        "again, and a batch that is written again is published again; may be repeated"
+        "forget a sink that does not return, with its staged rows; a batch that it writes again is "
+        "published again; may be repeated"
     )
     parser.add_argument(
         "--forget", type=utf8, metavar="SINK", action="append", default=[], help=gone

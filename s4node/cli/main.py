@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "drain": Command(
         "s4node.cli.drain:arguments",
-        "empty a node before it is stopped: others get its partitions, one after the other",
+        "move the partitions of a node to others, one after the other, before it is stopped",
         "s4 drain one --cluster flights",
     ),
     "status": Command(
@@ -152,7 +152,7 @@ COMMANDS = {
 }
 
 _PRIVATE = 0o077
-"""What others may do with the files of a command and of the processes that it starts: nothing."""
+"""The umask of a command and of the processes that it starts: others may do nothing."""
 
 _SERVING = ("run", "node")
 _OURS = ("command", "action", "function")

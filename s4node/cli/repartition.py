@@ -28,12 +28,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=repartition)
     app_argument(parser)
     parser.add_argument(
-        "number", type=_partitions, metavar="N", help="how many partitions, 1 to 4096"
+        "number", type=_partitions, metavar="N", help="the number of partitions, 1 to 4096"
     )
     parser.add_argument(
         "--stores-by-key",
         action="store_true",
-        help="what is in the stores of a TaskApp has the keys of its streams, and moves with them",
+        help="move the rows of a TaskApp's stores; their keys must be those of its streams",
     )
     job_options(parser)
 

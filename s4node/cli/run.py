@@ -66,8 +66,8 @@ def node_arguments(parser: argparse.ArgumentParser) -> None:
     name = "unique in the cluster (default: machine and process)"
     parser.add_argument("--name", type=utf8, metavar="NAME", default="", help=name)
     app = (
-        "run this one app in the node's own process, as for s4 run; such a node is alone, and "
-        "takes no other apps"
+        "run this one app (see s4 run) in the node's own process; such a node is alone, and takes "
+        "no other apps"
     )
     parser.add_argument("--app", metavar="APP", help=app)
     folder_option(parser, dest="folder")

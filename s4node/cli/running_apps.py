@@ -164,7 +164,7 @@ class Nodes:
 
 
 def _in_time(look: Callable[[], list[Running]], what: str) -> list[Running]:
-    """What ``look`` finds within some seconds."""
+    """The result of ``look`` within some seconds."""
     tell(f"none of your processes {what} yet; waiting {START_SECONDS:g} s for one that starts")
     for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
         time.sleep(_LOOK_SECONDS)

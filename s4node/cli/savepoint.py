@@ -76,24 +76,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for action in (shown, exported):
         action.add_argument("name", metavar="NAME", help="the savepoint's name")
     taken.add_argument(
-        "--name", metavar="NAME", default="", help="what to call it (default: date and time, UTC)"
+        "--name", metavar="NAME", default="", help="its name (default: date and time, UTC)"
     )
     taken.add_argument(
         "--timeout",
         type=seconds,
         metavar="SECONDS",
         default=TIMEOUT,
-        help="give up if a task has made no cut by then (default: %(default)g)",
+        help="the longest time for all tasks to save their state (default: %(default)g)",
     )
     removed.add_argument("names", metavar="NAME", nargs="*", help="savepoints to remove")
-    least = "remove all but so many, the newest"
+    least = "remove all but the newest COUNT"
     removed.add_argument("--keep", type=whole, metavar="COUNT", help=least)
-    age = "remove those that were taken longer ago; the newest stays"
+    age = "remove savepoints older than this, except the newest"
     removed.add_argument("--older-than", type=seconds, metavar="SECONDS", help=age)
-    exported.add_argument("file", metavar="FILE", help="what to write; it must not exist")
-    imported.add_argument("file", metavar="FILE", help="what export has written")
+    exported.add_argument("file", metavar="FILE", help="the file to write; it must not exist")
+    imported.add_argument("file", metavar="FILE", help="a file that export has written")
     imported.add_argument(
-        "--name", metavar="NAME", default="", help="call it so here (default: as it was)"
+        "--name", metavar="NAME", default="", help="its name here (default: the name that it had)"
     )
     for action in (taken, listed, shown, removed, exported, imported):
         job_options(action)

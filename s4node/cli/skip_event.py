@@ -26,7 +26,7 @@ def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         actions,
         "skip",
         skip,
-        "have the next start skip an event at which processes of the app die",
+        "skip an event at which the app's processes die, from the next start on",
         "s4 dead-letter skip clicks 'Partition 0/log.clicks[0]:17'",
     )
     app_argument(parser)

@@ -71,7 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     app_argument(got)
     got.add_argument(
-        "key", metavar="KEY", help="as scan prints it; of a PE with windows all windows of the key"
+        "key",
+        metavar="KEY",
+        help="as scan prints it; shows all windows of a PE with windows",
     )
     scanned = command(
         actions,
@@ -106,7 +108,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "reset",
         reset,
-        "have a stopped app start from empty state, which loses what it has",
+        "discard the state of a stopped app; its next start begins from empty state",
         "s4 state reset clicks --outputs again --accept-loss",
     )
     app_argument(emptied)

@@ -96,7 +96,7 @@ async def _top(config: Config, seconds: float, count: int | None) -> int:
 async def _displays(
     config: Config, now: list[Snapshot], seconds: float, count: int | None
 ) -> AsyncIterator[list[Snapshot]]:
-    """What is running ``now``, and then every ``seconds``, with rates; ``count`` times in all."""
+    """Look at what is running ``now``, then every ``seconds``, with rates; ``count`` times."""
     while True:
         yield now
         if count is not None:
@@ -130,7 +130,7 @@ def _told(seen: Seen) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is running, and the message to print if ``nothing`` is."""
+    """The running processes, and the message to print if ``nothing`` is running."""
 
     shown: list[Snapshot]
     nothing: str
