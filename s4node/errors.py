@@ -1,4 +1,4 @@
-"""What can go wrong, named by the cause.
+"""Errors, named by the cause.
 
 Rules: this module imports nothing. A message states the fact, the value and the place, and ends
 with the fix. An error is for what stops something; shedding, end of stream and "need more bytes"

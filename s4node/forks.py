@@ -1,4 +1,4 @@
-"""What a fork of this process must not keep: its sockets, and the files that it has locked.
+"""Resources that a fork of this process must close: sockets, and files that it has locked.
 
 Rules
 - A forked child has everything open that its parent has. It would keep the port, the connections of

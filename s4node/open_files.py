@@ -1,4 +1,4 @@
-"""What a process has open in folders: databases and locked files, which end with it.
+"""The open files of a process in folders: databases and locked files, which end with it.
 
 Rules
 - A process of a test in memory does not end with its files: who kills it closes them here.

@@ -306,7 +306,7 @@ class App:
     def _time(
         self, stream: str, field: str, lateness: float, idle: float, *, idle_ends: bool
     ) -> StreamTime:
-        """What a stream tells of the time of its events."""
+        """The settings of a stream for the time of its events."""
         if not isinstance(field, str) or (field and not field.isidentifier()):
             raise GraphError(f"stream {stream!r}: time={field!r} is not the name of a field")
         for name, value, least in (("lateness", lateness, 0.0), ("idle", idle, 0.1)):

@@ -44,7 +44,7 @@ _scalar = msgspec.msgpack.Decoder(int | float | bool | None).decode
 
 
 class Facts(Protocol):
-    """What a task keeps of itself."""
+    """The facts that a task keeps of itself."""
 
     def meta(self, name: str, /) -> Any:
         """A fact about the task; None if it was never set."""

@@ -321,7 +321,7 @@ def key_class(cls: ElementType) -> type[ProcessingElement]:
 
 
 def _within(kind: Any) -> Any:
-    """What an annotation with OfKey holds: of ``OfKey[int]`` it is ``int``."""
+    """The type in an annotation with OfKey: ``int`` of ``OfKey[int]``."""
     return kind[kind.index("[") + 1 : -1] if isinstance(kind, str) else typing.get_args(kind)[0]
 
 

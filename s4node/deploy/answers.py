@@ -1,4 +1,4 @@
-"""What commands ask of a cluster: their sessions, and what its nodes answer.
+"""The requests of commands to a cluster: their sessions, and the answers of nodes.
 
 Rules
 - A cluster has one deployment or removal at a time; the error for a second one names the first.
@@ -159,7 +159,7 @@ async def wait_folder(config: Config) -> None:
 
 
 async def in_time(look: Callable[[], Awaitable[R]], why: str) -> R:
-    """What ``look`` finds, or its last answer: a node that is being started has some seconds."""
+    """The result of ``look``, or its last answer: a node that is being started has some seconds."""
     tell(f"{why}; waiting {START_SECONDS:g} s for one that starts")
     for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
         await trio.sleep(_LOOK_SECONDS)

@@ -129,7 +129,7 @@ class WatermarkRow(msgspec.Struct, frozen=True, order=True):
 
 
 class WindowsRow(msgspec.Struct):
-    """What the tasks of an app have of windows: how many, events held back, and late ones by PE.
+    """The windows of an app's tasks: their number, held-back events, and late events by PE.
 
     ``waiting`` are the inputs that run ahead of others in event time, and wait for these.
     """
@@ -326,7 +326,7 @@ def watermarks_of(reports: Iterable[ContainerStatistics]) -> list[WatermarkRow]:
 
 
 def windows_of(reports: Iterable[ContainerStatistics]) -> list[WindowsRow]:
-    """What apps have of windows, if they have any."""
+    """The windows of apps that have any."""
     found = [(report.app, task) for report in reports for task in report.tasks]
     rows = _added(WindowsRow, (((app,), task) for app, task in found))
     for row in rows:

@@ -1,4 +1,4 @@
-"""What the tasks of a job have in a new layout, and what prevents one.
+"""The tasks of a job in a new layout, and the reasons that prevent one.
 
 Rules
 - A layout is a number of partitions. The rows of a key move with its key group. What belongs to a
@@ -40,7 +40,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True)
 class FormerTask:
-    """What belongs to a task of the former layout and to no key.
+    """The state of a task of the former layout that belongs to no key.
 
     ``facts`` are encoded. ``singletons`` are the tables that have a row without a key.
     """
@@ -66,7 +66,7 @@ class FormerTask:
 
 @dataclass
 class NewTask:
-    """What belongs to a task of the new layout and to no key."""
+    """The state of a task of the new layout that belongs to no key."""
 
     facts: dict[str, bytes] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)

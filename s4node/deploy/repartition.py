@@ -171,7 +171,7 @@ class Repartition:
         return hasher_named(self.guard.hasher)
 
     def _former(self, partition: int) -> FormerTask | None:
-        """What belongs to a task and to no key; None if the task has never run."""
+        """The state of a task that belongs to no key; None if the task has never run."""
         with self._kept(partition) as state:
             if self.depot is None:
                 with closing(TaskClaims(self.folder)) as store:

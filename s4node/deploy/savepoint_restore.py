@@ -79,7 +79,7 @@ _UNKNOWN = "?"
 
 @dataclass(frozen=True)
 class Since:
-    """What the job has sent and acknowledged since a savepoint.
+    """The events that a job has sent and acknowledged since a savepoint.
 
     ``outputs`` counts events by stream and consumer, ``producers`` by stream and producer.
     ``known`` is False if no later state of the job is here.

@@ -1,4 +1,4 @@
-"""What a deployment does to the state of an app: a savepoint before, and going back to another.
+"""A deployment's change of an app's state: a savepoint before, and going back to another.
 
 Rules
 - Both are done while the app is paused: the old version has drained and ended on all nodes, and

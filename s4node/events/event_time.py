@@ -36,11 +36,11 @@ _UNITS = {
     "float": _SECONDS,
     "int": "are these microseconds in a field of milliseconds, or ",
 }
-"""What may be wrong with a time that is too far ahead, by the type of the field."""
+"""Possible mistakes in a time that is too far ahead, by the type of the field."""
 
 
 def far_ahead(time: float, now: float) -> str:
-    """Why ``time`` is too far in the future, in words; empty if it is not. ``now`` is Unix time."""
+    """The reason why ``time`` is too far ahead of ``now``, in Unix time; empty if it is not."""
     if time <= now + MOST_AHEAD:
         return ""
     return f"it is {time - now:.0f} s ahead of the clock here, and at most {MOST_AHEAD:g} s may be"

@@ -1,4 +1,4 @@
-"""What can be saved: such values decode, and come back from state as they were. Pure."""
+"""Values that can be saved: they decode, and come back from state as they were. Pure."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def parts_of(kind: Any) -> Iterator[inspect.Type]:
 
 
 def saver_of(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes values of a type such that msgpack brings them back as they are; None if it does
-    with any. It raises TypeError for a value that would come back as another one."""
+    """A function that makes values of a type such that msgpack brings them back unchanged; None if
+    it does so with all. It raises TypeError for a value that would come back as another one."""
     holds = held_in(kind)
     if inspect.AnyType in holds:
         slow = partial(_checked, msgspec.msgpack.Decoder(kind).decode)

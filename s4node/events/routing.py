@@ -260,7 +260,7 @@ def failed_at(it: Any, total: int) -> int:
 
 
 def key_failure(error: BaseException) -> str:
-    """Why no key was found, in words, from the KeyFinder's exception."""
+    """The reason why no key was found, from the KeyFinder's exception."""
     if isinstance(error, (KeyFinderError, EventTimeError)):
         return str(error)
     return f"the KeyFinder raised {described(error)}"

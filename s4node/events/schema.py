@@ -74,7 +74,7 @@ class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
     fields: tuple[FieldDecl, ...]
 
     def refusal_of(self, writer: TypeDecl) -> str | None:
-        """Why nobody can read ``writer``'s events as this type, or None if somebody may."""
+        """The reason why nobody can read ``writer``'s events as this type; None if somebody may."""
         return refusal_of(self, writer)
 
 
@@ -85,7 +85,7 @@ def size_of(declared: TypeDecl) -> int:
 
 
 def check_declared(stream: str, types: Sequence[TypeDecl]) -> str:
-    """Why these types cannot be declared in one hello; empty if they can."""
+    """The reason why these types cannot be declared in one hello; empty if they can."""
     if len(types) > MAX_DECLARED:
         return (
             f"stream {stream!r}: the hello declares {len(types)} event types; declare at most "
@@ -133,7 +133,7 @@ class JsonType:
 def refusal_of(
     reader: TypeDecl, writer: TypeDecl, marked: Sequence[str] = (), fixed: Collection[str] = ()
 ) -> str | None:
-    """Why events of ``writer``'s version cannot be read as ``reader``'s, or None if they can.
+    """The reason why events of ``writer``'s version cannot be read as ``reader``'s, or None.
 
     ``marked`` are the words of the reader's types with marks, if they are known. The types of
     ``fixed`` fields have to be the same.
@@ -163,7 +163,7 @@ def refusal_of(
 
 
 def misfit(stream: str, taken: Mapping[str, TypeDecl | EventType], sent: TypeDecl) -> str:
-    """Why a stream that accepts these types, by name, refuses ``sent``; empty if it accepts it."""
+    """The reason why a stream of these types, by name, refuses ``sent``; empty if it accepts it."""
     ours = taken.get(sent.name)
     if ours is None:
         return (
@@ -218,7 +218,7 @@ class EventType:
         return self.declaration.fingerprint
 
     def refusal_of(self, other: TypeDecl, fixed: Collection[str] = ()) -> str | None:
-        """Why events of the peer's version cannot be read as ours, or None if they can.
+        """The reason why events of the peer's version cannot be read as ours, or None if they can.
 
         The types of ``fixed`` fields, as of our own, have to be the same.
         """

@@ -67,7 +67,7 @@ class LogAdmission(StreamAdmission):
         )
 
     def refusal(self, hello: wire.Hello) -> str:
-        """Why a producer may not open the stream; empty if it may. Raises LimitReached."""
+        """The reason to refuse a producer the stream, or empty. Raises LimitReached."""
         if problem := unfit(hello.peer):
             return f"stream {self.stream!r}: {problem}"
         if problem := super().refusal(hello):

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Files(NamedTuple):
-    """What all partitions share; ``retention_of`` says what a stream keeps."""
+    """Parts that all partitions share; ``retention_of`` returns the retention of a stream."""
 
     retention_of: Callable[[StreamSettings], Keep]
     writer: LogWriter

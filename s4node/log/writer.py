@@ -50,7 +50,7 @@ GROUP_BYTES = 4 << 20
 """The approximate number of bytes that are written together."""
 
 FRAME_BYTES = 256
-"""What a frame counts beside its body, in bytes."""
+"""The bytes that a frame counts beside its body."""
 
 RETRY_SECONDS = 0.25
 """The pause before a partition that could not be written is retried."""
@@ -73,7 +73,7 @@ class Waiting(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """What the frame counts in the queue, in bytes."""
+        """The bytes that the frame counts in the queue."""
         return len(self.frame.body) + len(self.frame.order) + FRAME_BYTES
 
 
@@ -123,7 +123,7 @@ class LogWriter:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.trouble = ""
-        """Why appending waits; empty if it does not."""
+        """The reason why appending waits; empty if it does not."""
         self._quota = quota
         self._clock, self._steady = clock or clocks.wall, clock or clocks.steady
         self._w_steps = ClockSteps(int(self._clock() * 1000), int(self._steady() * 1000))

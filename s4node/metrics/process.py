@@ -1,4 +1,4 @@
-"""What processes of this machine use, as the kernel counts it."""
+"""The use of resources by processes of this machine, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def process_statistics(pid: int) -> ProcessStatistics | None:
-    """What a process uses; None if it has ended, or if this is not Linux."""
+    """The resources that a process uses; None if it has ended, or if this is not Linux."""
     folder = Path("/proc") / str(pid)
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()  # a name may have blanks

@@ -234,7 +234,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):
-    """What a process uses."""
+    """The resources that a process uses."""
 
     PREFIX: ClassVar = "process_"
 
@@ -300,7 +300,7 @@ class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
 
 
 class LifeStatistics(msgspec.Struct, frozen=True):
-    """What a node knows of a container's process."""
+    """A node's knowledge of a container's process."""
 
     PREFIX: ClassVar = "container_"
     LABELS: ClassVar[Mapping[str, str]] = {"version": "version"}

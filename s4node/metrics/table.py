@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What a field says of its values. ``labels`` are for the keys of dictionaries; ``of`` returns
+    """The description of a field's values. ``labels`` are for keys of dictionaries; ``of`` returns
     the number in a value, or None. One of a ``place`` is of no use added up over partitions."""
 
     kind: str

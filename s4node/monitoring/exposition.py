@@ -34,7 +34,7 @@ _MOST_LABEL = 200
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """What the node knows of a container, which has a ``place`` among its containers.
+    """The node's knowledge of a container, which has a ``place`` among its containers.
 
     Nothing is counted before the container is ready.
     """
@@ -48,7 +48,7 @@ class ContainerReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node knows of itself and its containers."""
+    """A node's knowledge of itself and its containers."""
 
     name: str
     cluster: str

@@ -175,7 +175,7 @@ class HttpServer:
         return answer
 
     def _problem_of(self, stream: trio.abc.Stream) -> str:
-        """Why a peer may not read everything; empty if it may."""
+        """The reason why a peer may not read everything; empty if it may."""
         if self._credentials is None:
             return ""
         assert isinstance(stream, trio.SSLStream)

@@ -72,7 +72,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobGuard:
-    """What the offsets of a job depend on.
+    """The settings that the offsets of a job depend on.
 
     ``counts`` are the numbers of partitions of the inputs by ``system.stream``. ``rerouted`` inputs
     may get more partitions, because each event goes to the task of its key wherever it is read, or
@@ -98,7 +98,7 @@ class JobGuard:
             raise CheckpointError(f"{place} does not fit this job:\n{listed}\n{fix}")
 
     def problems(self, before: JobGuard) -> list[str]:
-        """Why this job cannot resume from what ``before`` wrote, in words; empty if it can."""
+        """The reason why this job cannot resume from what ``before`` wrote; empty if it can."""
         found = []
         regrouped = self.grouper != before.grouper
         if self.tasks != before.tasks and not regrouped:  # regrouping changes the number of tasks

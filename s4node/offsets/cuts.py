@@ -19,7 +19,7 @@ import msgspec
 
 
 class CutReport(msgspec.Struct, frozen=True):
-    """What a container says of the cut of one of its tasks: the owner's fence and the commit that
+    """A container's report of the cut of one of its tasks: the owner's fence and the commit that
     the cut is, or the ``error`` for which there is none. Fast inputs were held for ``held_ms``."""
 
     task: str
@@ -30,7 +30,7 @@ class CutReport(msgspec.Struct, frozen=True):
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """What a container says of its ``tasks``' fast inputs: the events that wait, by stream."""
+    """A container's report of its ``tasks``' fast inputs: the events that wait, by stream."""
 
     tasks: list[str]
     waiting: dict[str, int]

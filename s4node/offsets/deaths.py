@@ -38,7 +38,7 @@ class EventPlace(msgspec.Struct, frozen=True):
         return f"{self.task}/{self.origin}:{self.number}"
 
     def advice(self, app: str) -> str:
-        """What a process of ``app`` did that has died at this event, and how to skip it."""
+        """Text for a process of ``app`` that has died at this event: how to skip it."""
         quoted = str(self).replace("'", "'\\''")
         return (
             f"it processed event {self.number} of {self.origin} (stream {self.stream!r}, partition "
@@ -48,7 +48,7 @@ class EventPlace(msgspec.Struct, frozen=True):
 
 
 class Deaths(msgspec.Struct, frozen=True):
-    """What a task's owner, the process ``pid``, leaves for the next one while it is not well past.
+    """A note of a task's owner, the process ``pid``, for the next owner, until it is well past.
 
     ``count`` deaths came before it in a row, ``at`` is the event at which one of them was.
     """

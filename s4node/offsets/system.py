@@ -81,7 +81,7 @@ class Bounds:
 
 
 class EndOfStream:
-    """What ``read`` returns when the partition has ended for good."""
+    """The result of ``read`` when the partition has ended for good."""
 
 
 END_OF_STREAM = EndOfStream()

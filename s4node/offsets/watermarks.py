@@ -107,7 +107,7 @@ class Watermarks:
 
     @property
     def holding(self) -> str:
-        """What holds the watermark back: the active source with the earliest time; or empty."""
+        """The active source with the earliest time, which holds the watermark back; or empty."""
         if 0 < len(self._sources) < self.expected:
             return f"{self.expected - len(self._sources)} sources that are not known yet"
         active = {name: each.time for name, each in self._sources.items() if not each.idle}

@@ -40,7 +40,7 @@ _STUCK = b"s4: a handler blocks the loop, and the time for draining is over: " +
 
 
 class Running(Protocol):
-    """What a process runs until it is stopped."""
+    """The work of a process, which runs until it is stopped."""
 
     ready: trio.Event
 

@@ -88,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What others know of a task's commit.
+    """The facts of a task's commit that others rely on.
 
     ``sent`` has the latest life of each channel to a consumer, and the number of events in all
     lives, ``acknowledged`` the committed number of each producer of a stream.
@@ -131,9 +131,9 @@ def parse(data: bytes, place: object) -> Manifest:
 
 
 class StateCheck(msgspec.Struct, frozen=True):
-    """What the state has to fit, and what was agreed to.
+    """The state that a version of an app has to fit, and what the user has agreed to.
 
-    It is that in the folder of a ``savepoint``, or as it is. The PEs and stores named ``unused``
+    The state is that in the folder of a ``savepoint``, or as it is. PEs and stores named ``unused``
     may have rows that the version does not use. With ``same_keys`` the keys of streams are the same
     ones under another name.
     """

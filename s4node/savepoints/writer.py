@@ -27,7 +27,7 @@ _NONE = Requests()
 
 @dataclass(frozen=True)
 class About:
-    """What a manifest says besides its tasks; see :class:`Manifest`.
+    """The contents of a manifest besides its tasks; see :class:`Manifest`.
 
     A job must fit the ``guard`` to go on from the savepoint.
     """

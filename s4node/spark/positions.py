@@ -100,7 +100,7 @@ def advance(start: Positions, end: Positions, most: int | None) -> Positions:
 
 
 def ranges(start: Positions, end: Positions, bounds: Mapping[int, Bounds]) -> Iterator[Range]:
-    """What is between two positions, both checked, in parts for one read task each."""
+    """The events between two positions, both checked, in parts for one read task each."""
     for number, at in sorted(end.items()):
         first = start[number].offset if number in start else bounds[number].oldest
         while first < at.offset:

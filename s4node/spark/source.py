@@ -181,7 +181,7 @@ class _Stream:
 
 
 class _Part(InputPartition):
-    """What one read task reads."""
+    """The part of a stream that one read task reads."""
 
     def __init__(self, part: Range, name: str, types: Sequence[TypeDecl]) -> None:
         self.range, self.name, self.types = part, name, types

@@ -76,7 +76,7 @@ class Wanted:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Wanted:
-        """What ``options`` ask for; raises ConfigError."""
+        """The state that ``options`` ask for; raises ConfigError."""
         unknown = sorted(options.keys() - _KNOWN)
         if unknown:
             raise ConfigError(

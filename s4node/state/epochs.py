@@ -438,7 +438,7 @@ def _linked(file: Path, other: Path) -> bool:
 
 
 def _fingerprint(folder: Path) -> tuple[bytes, dict[str, int]]:
-    """What changes whenever RocksDB adds or drops a file: its manifest, and the names of files."""
+    """Marks that change when RocksDB adds or drops a file: its manifest, and the names of files."""
     files = {
         file.name: file.stat().st_size if file.name.startswith("MANIFEST") else 0
         for file in folder.iterdir()

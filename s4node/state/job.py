@@ -195,8 +195,8 @@ def saved_state(
 def current_states(
     folder: Path, tasks: Sequence[str], depot: RemoteJob | None
 ) -> tuple[Callable[[str], AbstractContextManager[TaskState | None]], set[str]]:
-    """What opens a copy of the state that the next owner of a task would start from, and those of
-    the ``tasks`` whose state is only in ``depot``, from where it is fetched."""
+    """A function that opens a copy of the state that a task's next owner would start from, and the
+    names of the ``tasks`` whose state is only in ``depot``, from where it is fetched."""
     shipped = [] if depot is None else depot.tasks()
     places = {task: task_folder(folder, task) for task in tasks}
     there = {task for task, place in places.items() if place.name in shipped}

@@ -27,7 +27,7 @@ class KeyParts:
             self._exactly = tuple(kind for each in self._allowed for kind in each)
 
     def wrong(self, key: tuple[Any, ...], *, beginning: bool = False) -> str:
-        """What is wrong with a key, or with the ``beginning`` of one; empty if nothing is."""
+        """The mistake in a key, or in the ``beginning`` of one; empty if there is none."""
         found = tuple(map(type, key))
         if found == self._exactly:
             return ""

@@ -258,7 +258,7 @@ def at_once(function: Callable[[A], R], each: Iterable[A]) -> list[R]:
 
 
 def _s3_options() -> dict[str, Any]:
-    """What ``s3fs`` is made with, beside what the user has configured for ``fsspec``."""
+    """The options of ``s3fs``, beside those that the user has configured for ``fsspec``."""
     import fsspec
 
     theirs = fsspec.config.apply_config(fsspec.get_filesystem_class("s3"), {})

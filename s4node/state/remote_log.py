@@ -192,8 +192,8 @@ def file_name(fence: int, digest: str) -> str:
 
 
 class Announced(NamedTuple):
-    """What an announced claim says: the owner, and the coordination that assigned the task to it
-    in ``epoch``."""
+    """An announced claim: the owner, and the coordination that assigned the task to it in
+    ``epoch``."""
 
     owner: Owner
     epoch: int

@@ -77,7 +77,7 @@ _TIMES = {"float", "int", "datetime"}
 
 
 def time_problems(stream: Stream, name: str) -> Iterable[str]:
-    """What is wrong with the field that has the time of a stream's events."""
+    """The mistakes in the field that has the time of a stream's events."""
     for kind in stream.types:
         fields = {field: words for field, words, _ in kind.declaration.fields}
         if issubclass(kind.cls, msgspec.Struct) and fields.get(name) not in _TIMES:

@@ -1,4 +1,4 @@
-"""What the entries of a cluster hold: nodes, apps, members and their group. Pure."""
+"""The contents of a cluster's entries: nodes, apps, members and their group. Pure."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class JobRegistry:
         await self._entries.put(path, report)
 
     async def cuts(self, state: str, number: int) -> dict[str, CutReport]:
-        """What was reported for the savepoint of this number, by task."""
+        """The reports for the savepoint of this number, by task."""
         found = await self._entries.all(f"{self.path_of_savepoint(state)}/cuts/{number}", CutReport)
         return {name: each.value for name, each in found.items()}
 
@@ -148,7 +148,7 @@ class JobRegistry:
         await self._entries.put(path, report)
 
     async def drains(self, state: str, number: int) -> list[DrainReport]:
-        """What containers have said of their fast inputs."""
+        """The reports of containers about their fast inputs."""
         path = f"{self.path_of_savepoint(state)}/drains/{number}"
         return [each.value for each in (await self._entries.all(path, DrainReport)).values()]
 

@@ -1,4 +1,4 @@
-"""What a deployment asks a node, and what the node answers.
+"""The requests of a deployment to a node, and the node's answers.
 
 Rules
 - Requests and answers go through the tree (:mod:`s4node.cluster.coordination.node_requests`): a

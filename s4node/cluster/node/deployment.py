@@ -48,7 +48,7 @@ class Host(Protocol):
         *,
         check: StateCheck | None = None,
     ) -> Begin:
-        """What to tell a container process of a package that the store has."""
+        """The description of a package in the store, for a container process."""
 
     def runs(self, process: ContainerProcess) -> bool:
         """Return True if an app's place on this node has the process."""

@@ -165,7 +165,7 @@ class Node:
         return status_of(self.name, self.cluster, self.address, processes)
 
     def lacking(self) -> list[str]:
-        """What the node lacks to be ready: its cluster, its apps, or its share of their partitions.
+        """The reasons why the node is not ready: its cluster, its apps, or its share of partitions.
 
         A container that has got its share once stays ready when partitions move later.
         """

@@ -41,7 +41,7 @@ _ADVERTISE = "set its s4.listener.advertise to a host, and a port, at which this
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """What a node says of itself; ``statistics`` are those of its containers that have tasks."""
+    """A node's report of itself; ``statistics`` are those of its containers that have tasks."""
 
     name: str
     cluster: str

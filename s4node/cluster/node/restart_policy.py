@@ -122,7 +122,7 @@ class Restarts:
         self.failures = 0
         """The number of failures in a row."""
         self.reason = ""
-        """Why it was killed the last time; empty if it was not."""
+        """The reason for which it was last killed; empty if it was not."""
         self.next_at: float | None = now
         """When to look again at the latest; None if only an exit can change anything."""
         self._stop_wanted = False

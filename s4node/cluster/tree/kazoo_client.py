@@ -53,7 +53,7 @@ _quiet.propagate = False
 
 
 class Listener(Protocol):
-    """What a client calls, in kazoo's threads, when something has happened to its session."""
+    """The calls of a client, in kazoo's threads, when something has happened to its session."""
 
     def granted(self, id_: int, password: bytes, seconds: float) -> None:
         """Note the session and the timeout that a server has granted."""

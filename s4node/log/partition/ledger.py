@@ -168,7 +168,7 @@ def part_of(name: str) -> tuple[str, int] | None:
 
 
 def unfit(producer: str) -> str:
-    """Why the log refuses this producer id; empty if it accepts it."""
+    """The reason to refuse this producer id; empty if the log accepts it."""
     if part_of(producer) is None:
         return ""
     return (

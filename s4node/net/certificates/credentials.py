@@ -157,7 +157,7 @@ class Credentials:
         )
 
     def refusal(self, peer: Holder) -> str:
-        """Why a peer is no longer trusted, as the end of a sentence; empty if it is."""
+        """The reason why a peer is no longer trusted, as the end of a sentence; empty if it is."""
         if peer.serial in self._loaded.revoked:
             return f"its certificate {peer.serial:X} of {peer} is revoked"
         if peer.expires <= clocks.wall():
@@ -167,7 +167,7 @@ class Credentials:
     # -- files -------------------------------------------------------------------------------
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What tells a file from a later one of its name."""
+        """The marks that tell a file from a later one of its name."""
         return tuple(_stamp(name) for name in self._files if name)
 
     def refresh(self) -> None:
@@ -199,7 +199,7 @@ class UnfitPeerError(ssl.SSLError):
 
 
 def tls_problem(error: ssl.SSLError) -> str:
-    """Why a connection was not secured, as the end of a sentence about the peer."""
+    """The reason why a connection was not secured, as the end of a sentence about the peer."""
     if isinstance(error, UnfitPeerError):
         return f"is not trusted: {error.problem}"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -43,7 +43,7 @@ class Identity(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """What a certificate says about its holder: ``roles`` by cluster, and a serial number.
+    """The holder named by a certificate: ``roles`` by cluster, and a serial number.
 
     ``expires`` is a Unix time in seconds.
     """
@@ -83,7 +83,7 @@ class Holder(NamedTuple):
 
 
 def unfit_to_serve(peer: Holder, ours: Holder) -> str:
-    """Why we do not take a dialled peer for a node of ours, as the end of a sentence; or empty."""
+    """The reason why a dialled peer is not a node of ours, as the end of a sentence; or empty."""
     if any(peer.roles.get(cluster) == NODE for cluster in ours.roles):
         return ""
     return f"its certificate is that of {peer}, which is not a node of {' or '.join(ours.roles)}"

@@ -303,7 +303,7 @@ class Client:
 
 
 def why_given_up(error: BaseException | None) -> str:
-    """Why a block that an exception has left gives up what has no verdict; empty if it waits.
+    """The reason why a block that was left gives up events without a verdict; or empty.
 
     ``sys.exit(0)`` and a generator that is closed end a program as its last line does.
     """

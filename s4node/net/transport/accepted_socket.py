@@ -21,7 +21,7 @@ from s4node.net.transport.sp_socket import SpSocket
 
 _RECEIVED_BYTES = 262_144
 _KERNEL_BYTES = 1 << 20
-"""What the kernel keeps of a peer while its connection waits to be read. Its own choice begins at
+"""The bytes that the kernel keeps of a peer while its connection waits. Its default begins at
 64 KiB, which is less than a producer sends between two turns of a busy node."""
 
 

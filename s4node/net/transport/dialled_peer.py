@@ -74,7 +74,7 @@ class PeerAnswers:
 
     @property
     def stranger(self) -> str:
-        """Why the peer seems not to be a node, as the end of a sentence; empty if it may be one."""
+        """The reason why the peer seems not to be a node, as the end of a sentence; or empty."""
         if not self._bad:
             return ""
         return (

@@ -19,7 +19,7 @@ _UNREACHED = "is the node running, and is its s4.listener.advertise reached from
 
 
 async def why_silent(address: str, stranger: str, credentials: Credentials | None) -> str:
-    """Why there was no answer, as the end of a sentence; empty if a node answers now.
+    """The reason for no answer, as the end of a sentence; empty if a node answers now.
 
     ``stranger`` is from the peer's answers (see :mod:`s4node.net.transport.dialled_peer`). Takes at
     most two seconds.

@@ -441,7 +441,7 @@ def senders_of(data: Data) -> list[tuple[str, int]]:
 
 
 def too_long(producer: str) -> str:
-    """Why a producer id is too long; empty if it is not."""
+    """The reason to refuse a producer id as too long; empty if it is not."""
     size = len(producer.encode(errors="surrogatepass"))
     if size <= MAX_PRODUCER_BYTES:
         return ""
@@ -517,7 +517,7 @@ def _over(size: int, limit: int) -> str:
 
 
 def check_data(data: Data, body: memoryview, partitions: int) -> str:
-    """Why a node with these ``partitions`` cannot take a data frame; empty if it can."""
+    """The reason why a node with these ``partitions`` refuses a data frame; or empty."""
     if not 0 <= data.partition < partitions:
         return f"stream {data.stream!r} has no partition {data.partition}"
     problem = check_sections(data, body)
@@ -526,7 +526,7 @@ def check_data(data: Data, body: memoryview, partitions: int) -> str:
 
 
 def check_sections(header: Data, body: memoryview) -> str:
-    """Why the sections of a data frame do not add up; empty if they do."""
+    """The reason why the sections of a data frame do not add up; empty if they do."""
     sections = header.sections
     if header.encoding not in (MSGPACK, JSON):
         return f"unknown encoding {header.encoding}; 0 is msgpack, 1 is JSON"

@@ -25,7 +25,7 @@ from s4node.spark.shipped import Shipped
 
 
 def misfits(kind: EventType, schema: StructType) -> list[str]:
-    """Why rows with these columns are not events of a type; empty if they are."""
+    """The reason why rows with these columns are not events of a type; empty if they are."""
     info = inspect.type_info(kind.cls)
     if kind.cls is GenericEvent or not isinstance(info, inspect.StructType):
         return []

@@ -120,7 +120,7 @@ class PutRows:
     def put_by_handlers(
         self, total: int, order: Sequence[pa.Array], paths: list[bytes] | None
     ) -> Iterator[pa.RecordBatch]:
-        """What the handlers of ``total`` events have put, whose order and paths these are."""
+        """The events that handlers of ``total`` events have put, with their order and paths."""
         for stream, put in self._kept(self.of_events):
             events, rest, turn = put.take()
             if not events:
@@ -131,7 +131,7 @@ class PutRows:
             yield self._rows(stream, events, columns, led, turn)
 
     def put_by_calls(self) -> Iterator[pa.RecordBatch]:
-        """What windows and timers have put."""
+        """The events that windows and timers have put."""
         for stream, put in self._kept(self.of_calls):
             events, due, turn = put.take()
             if not events:

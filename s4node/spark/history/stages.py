@@ -80,7 +80,7 @@ def fed(app: App) -> list[Stream]:
 
 
 def refused(app: App, tasks: int, histories: Collection[str]) -> list[str]:
-    """Why the app cannot run over histories of these input streams; empty if it can."""
+    """The reason why the app cannot run over histories of these input streams; or empty."""
     return list(_refused(app, tasks, histories))
 
 

@@ -210,7 +210,7 @@ class Follower:
         return database
 
     def _beginning(self, tail: Tail) -> tuple[Database, list[Commit]] | None:
-        """What this node has of the state, with the commits that it lacks. Raises StateError if an
+        """The state that this node has, with the commits that it lacks. Raises StateError if an
         epoch has commits that were never shipped, as a restore would."""
         is_new = not epochs.is_complete(self.folder)
         if is_new:

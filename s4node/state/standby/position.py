@@ -66,7 +66,7 @@ class Position(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What was followed to the end of the log: the changed rows, the number of commits, the newest
+    """The part followed to the end of the log: the changed rows, the number of commits, the newest
     checkpoint, and by the name of each entry whether a sweep may remove it once."""
 
     position: Position
