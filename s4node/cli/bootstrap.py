@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--order",
         metavar="COLUMNS",
         default="",
-        help="the columns that order a history of files: a time, then those that break ties",
+        help="comma-separated columns that order a history of files: a time, then tie-breakers",
     )
     parser.add_argument(
         "--name",
