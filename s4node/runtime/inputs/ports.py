@@ -95,7 +95,7 @@ class Ports:
         self._node = node
         self._incarnation = incarnation
         self._deserializers = deserializers
-        self._streams_of: dict[Connection, set[str]] = {}
+        self._streams_of: dict[Connection, dict[str, None]] = {}
         self._left = False
         self._waiting: list[_Waiting] = []
 
@@ -202,7 +202,7 @@ class Ports:
         return answer
 
     def _opened(self, port: InputPort, hello: wire.Hello, connection: Connection) -> None:
-        self._streams_of.setdefault(connection, set()).add(hello.stream)
+        self._streams_of.setdefault(connection, {})[hello.stream] = None
         if self._is_member(hello) and not self._left:
             port.members.add(connection)
 
