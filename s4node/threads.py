@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -25,10 +25,63 @@ run_sync = trio.to_thread.run_sync
 """Call a function in a thread, as ``trio.to_thread.run_sync`` does."""
 
 
+run_trio: Callable[[Callable[[], Awaitable[Any]]], Any] = trio.run
+"""Run an async function in a thread that has no loop."""
+
+
 def _many(function: Callable[[A], R], values: Sequence[A], most: int) -> list[R]:
     with ThreadPoolExecutor(min(most, len(values))) as pool:
         return list(pool.map(function, values))
 
+
+class Worker:
+    """A thread that calls ``step`` again and again: as many seconds later as it returns, or as soon
+    as it is woken. It ends when ``step`` returns None; no call of it may raise."""
+
+    def __init__(self, step: Callable[[], float | None], name: str) -> None:
+        self._step = step
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have it called at once, from any thread."""
+        self._woken.set()
+
+    async def wait_ended(self) -> None:
+        await run_sync(self._thread.join)
+
+    def _run(self) -> None:
+        while (seconds := self._step()) is not None:
+            self._woken.wait(min(seconds, threading.TIMEOUT_MAX))
+            self._woken.clear()
+
+
+class _InlineWorker:
+    """As Worker, in a task of trio."""
+
+    def __init__(self, step: Callable[[], float | None], name: str) -> None:
+        self._step = step
+        self._woken = trio.Event()
+        self._ended = trio.Event()
+        trio.lowlevel.spawn_system_task(self._run, name=name)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    async def _run(self) -> None:
+        while (seconds := await run_sync(self._step)) is not None:
+            with trio.move_on_after(seconds):
+                await self._woken.wait()
+            self._woken = trio.Event()
+        self._ended.set()
+
+
+worker: Callable[[Callable[[], float | None], str], Worker | _InlineWorker] = Worker
+"""Start a :class:`Worker`."""
 
 many: Callable[[Callable[[Any], Any], Sequence[Any], int], list[Any]] = _many
 """Call a function for each of the values, in at most so many threads of its own at a time."""
@@ -68,16 +121,19 @@ async def _inline_in_time(
 
 
 @contextmanager
-def replaced_by_inline(seconds: Callable[[], float] | None = None) -> Iterator[None]:
+def replaced_by_inline(
+    run: Callable[[Callable[[], Awaitable[Any]]], Any] = trio.run,
+    seconds: Callable[[], float] | None = None,
+) -> Iterator[None]:
     """Call everything inline during the block; ``seconds()`` is half of what a call takes."""
-    global run_sync, many, here
-    before: Any = run_sync
+    global run_sync, run_trio, many, here, worker
+    before: Any = run_sync, run_trio, many, here, worker
     other: Any = inline if seconds is None else partial(_inline_in_time, seconds)
-    run_sync, many, here = other, _one_by_one, _inside
+    run_sync, run_trio, many, here, worker = other, run, _one_by_one, _inside, _InlineWorker
     try:
         yield
     finally:
-        run_sync, many, here = before, _many, threading.get_ident
+        run_sync, run_trio, many, here, worker = before
 
 
 def _one_by_one(function: Callable[[A], R], values: Sequence[A], _: int) -> list[R]:

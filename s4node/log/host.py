@@ -107,6 +107,11 @@ class LogHost:
                         sinks.tick(trio.current_time())
 
     @property
+    def hosted(self) -> list[HostedStream]:
+        """The streams of the log."""
+        return list(self._streams.by_name.values())
+
+    @property
     def published(self) -> dict[str, int]:
         """Counts of the batches of sinks that were published since the start, and their events."""
         sinks = self._sinks

@@ -26,11 +26,11 @@ quarter faster, and stops nothing until a single partition takes some 200 MB/s.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 import trio
@@ -128,7 +128,7 @@ class LogWriter:
         self._clock, self._steady = clock or clocks.wall, clock or clocks.steady
         self._w_steps = ClockSteps(int(self._clock() * 1000), int(self._steady() * 1000))
         self._token = trio.lowlevel.current_trio_token()
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
         self._ready: dict[Lane, None] = {}
         self._asked: list[tuple[Lane, int, Done]] = []
         self._dropped: list[tuple[Lane, Done]] = []
@@ -141,38 +141,34 @@ class LogWriter:
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # housekeeping has more to do
         self._w_trouble = ""
-        self._unworked: SimpleQueue[PartitionFile | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in ((self._run, "log writer"), (self._work_off, "log checkpoints"))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._unworked: deque[PartitionFile] = deque()
+        self._checkpoints = threads.worker(self._work_off, "log checkpoints")
+        self._writer = threads.worker(self._step, "log writer")
 
     # --- trio's side ------------------------------------------------------------------------------
 
     def add(self, lane: Lane) -> None:
         """Start to serve a partition."""
-        with self._wake:
+        with self._lock:
             self._lanes.append(lane)
 
     def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
         """Queue a frame; ``done`` is called with its answer once it is on disk."""
-        with self._wake:
+        with self._lock:
             if self._serves(lane, done):
                 lane.queues.setdefault(frame.producer, deque()).append(Waiting(frame, done))
                 self._ready[lane] = None
 
     def trim(self, lane: Lane, below: int, done: Done) -> None:
         """Delete rows that end at or below an offset; ``done`` is called once they are deleted."""
-        with self._wake:
+        with self._lock:
             if self._serves(lane, done):
                 self._asked.append((lane, below, done))
 
     def forget(self, lane: Lane, producers: Sequence[str], done: Done) -> None:
         """Forget those producers that have no queued frames, before any frame appended later. Then
         ``done`` is called."""
-        with self._wake:
+        with self._lock:
             if self._serves(lane, done):
                 idle = [name for name in producers if name not in lane.queues]
                 lane.forgotten.append((idle, done))
@@ -180,7 +176,7 @@ class LogWriter:
     def drop_lane(self, lane: Lane, done: Done) -> None:
         """Serve a partition no more, and answer what it has queued with UnknownStream; then
         ``done`` is called."""
-        with self._wake:
+        with self._lock:
             if self._serves(lane, done):
                 self._dropped.append((lane, done))
 
@@ -190,7 +186,7 @@ class LogWriter:
         if failed is not None:
             self._token.run_sync_soon(done, failed)
             return False
-        self._wake.notify()
+        self._writer.wake()
         return True
 
     async def aclose(self) -> None:
@@ -198,11 +194,11 @@ class LogWriter:
 
         Frames that cannot be written, and all later ones, are answered with a StoreError.
         """
-        with self._wake:
+        with self._lock:
             self._closing = True
-            self._wake.notify()
-        for thread in self._threads:
-            await threads.run_sync(thread.join)
+        self._writer.wake()
+        await self._writer.wait_ended()
+        await self._checkpoints.wait_ended()
 
     async def wait_failed(self) -> None:
         """Raise StoreError once the writer has failed; return if it has been closed."""
@@ -212,25 +208,31 @@ class LogWriter:
 
     # --- the thread's side ------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _step(self) -> float | None:
+        """Do what is due; return the seconds to the next step, None at the end."""
         failure = StoreError("the log is closed; append before you close it")
         try:
-            while self._round():
-                pass
+            seconds = self._round()
+            if seconds is not None:
+                return seconds
         except Exception as error:
             _log.exception("the log's writer has failed")
             failure = StoreError(f"the log's writer has failed ({error!r}); restart the node")
             failure.__cause__ = error
-        self._unworked.put(None)
         self._end(failure)
+        self._checkpoints.wake()
+        return None
 
-    def _work_off(self) -> None:
-        """Run the second thread."""
-        while (file := self._unworked.get()) is not None:
-            file.work_off()
+    def _work_off(self) -> float | None:
+        """Checkpoint what is due, in the second thread."""
+        over = self._failed is not None
+        while self._unworked:
+            self._unworked.popleft().work_off()
+        return None if over else math.inf
 
-    def _round(self) -> bool:
-        """Write a group and do housekeeping; returns False once everything is done at the end."""
+    def _round(self) -> float | None:
+        """Write a group and do housekeeping; returns the seconds until more is due, None once
+        everything is done at the end."""
         group, asked, closing = self._next_group()
         try:
             delivery = Delivery()
@@ -254,17 +256,19 @@ class LogWriter:
                 self._put_back(lane, frames)
             raise
         self._deliver(delivery)
-        with self._wake:
-            return not closing or bool(self._due())
+        with self._lock:
+            if self._due() or self._asked or self._dropped or self._closing is not closing:
+                return 0
+            if closing:
+                return None
+            pause = RETRY_SECONDS if self._ready else TICK_SECONDS
+            return HOUSEKEEPING_SECONDS / 2 if self._w_more else pause
 
     def _next_group(
         self,
     ) -> tuple[dict[Lane, list[Waiting]], list[tuple[Lane, int, Done]], bool]:
-        """Wait for work or a tick; returns frames, trims, and whether the log is closing."""
-        with self._wake:
-            if not self._due() and not (self._asked or self._dropped or self._closing):
-                pause = RETRY_SECONDS if self._ready else TICK_SECONDS
-                self._wake.wait(HOUSEKEEPING_SECONDS / 2 if self._w_more else pause)
+        """Returns frames, trims, and whether the log is closing."""
+        with self._lock:
             asked, self._asked = self._asked, []
             return self._take(self._due()), asked, self._closing
 
@@ -299,7 +303,7 @@ class LogWriter:
         return group
 
     def _put_back(self, lane: Lane, frames: Sequence[Waiting]) -> None:
-        with self._wake:
+        with self._lock:
             for waiting in reversed(frames):
                 lane.queues.setdefault(waiting.frame.producer, deque()).appendleft(waiting)
             self._ready[lane] = None
@@ -335,7 +339,8 @@ class LogWriter:
             self._w_used += file.held.disk - before
             if file.unworked > WAL_BYTES:
                 file.unworked = 0
-                self._unworked.put(file)
+                self._unworked.append(file)
+                self._checkpoints.wake()
 
     def _blocked(self, lane: Lane, frames: Sequence[Waiting], trouble: str) -> None:
         self._put_back(lane, frames)
@@ -373,7 +378,7 @@ class LogWriter:
         self._w_more = busy and began - self._w_last_run < HOUSEKEEPING_SECONDS
         if self._w_more:  # frames go first
             return
-        with self._wake:
+        with self._lock:
             lanes = [lane for lane in self._lanes if lane.broken is None]
         now_ms = int(self._clock() * 1000)
         self._w_steps.note(now_ms, int(self._steady() * 1000))
@@ -445,7 +450,7 @@ class LogWriter:
         return done
 
     def _forget(self, lane: Lane, delivery: Delivery) -> None:
-        with self._wake:
+        with self._lock:
             asked, lane.forgotten = lane.forgotten, []
         gone = [name for names, _ in asked for name in names]
         answer: Answer = Appended(0, 0, 0)
@@ -453,7 +458,7 @@ class LogWriter:
             lane.certain().forget(gone)
         except NotTaken:  # try again next time
             lane.doubtful = True
-            with self._wake:
+            with self._lock:
                 lane.forgotten = asked + lane.forgotten
             return
         except StoreCorrupt as error:
@@ -464,7 +469,7 @@ class LogWriter:
 
     def _drop(self, delivery: Delivery) -> None:
         """Remove the partitions of dropped streams."""
-        with self._wake:
+        with self._lock:
             asked, self._dropped = self._dropped, []
             gone = UnknownStream("the stream was dropped; create it again to append to it")
             for lane, done in asked:
@@ -504,7 +509,7 @@ class LogWriter:
     def _end(self, failure: S4Error) -> None:
         """Answer all queued requests with ``failure``."""
         delivery = Delivery()
-        with self._wake:
+        with self._lock:
             self._failed = failure
             for lane in self._lanes:
                 for queue in lane.queues.values():

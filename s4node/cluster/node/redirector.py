@@ -60,11 +60,11 @@ class Redirector:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self._log: LogHost | None = None
+        self.log: LogHost | None = None
         if config[settings.LOG_FOLDER]:
             from s4node.log.host import LogHost  # late: most nodes have no log
 
-            self._log = LogHost(
+            self.log = LogHost(
                 config,
                 node=node,
                 incarnation=tokens.fresh(6),
@@ -81,7 +81,7 @@ class Redirector:
         check_reachable(config)
         self._listener = Listener(config, self, self._wake)
         self._reporting = Reporting(
-            reporters_of(config) if self._log is not None else (),
+            reporters_of(config) if self.log is not None else (),
             self._metrics,
             interval=config[settings.METRICS_INTERVAL],
             job=config[settings.CLUSTER_NAME],
@@ -95,8 +95,8 @@ class Redirector:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled; raises ConfigError if it cannot listen on the address."""
         async with trio.open_nursery() as nursery:
-            if self._log is not None:
-                await nursery.start(self._log.run)
+            if self.log is not None:
+                await nursery.start(self.log.run)
             await nursery.start(self._listener.serve)
             await nursery.start(self._reporting.run)
             self._headers[wire.ADDRESS] = self.address
@@ -118,14 +118,14 @@ class Redirector:
 
     async def finish(self) -> None:
         """Wait until all events that the log has admitted are on disk and acknowledged."""
-        if self._log is None:
+        if self.log is None:
             return
         self._listener.stop_accepting()
         self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
         self._listener.broadcast(self._drain_word)
-        self._log.close()
+        self.log.close()
         with trio.move_on_after(self._grace) as patience:
-            await self._log.wait_written()
+            await self.log.wait_written()
         if patience.cancelled_caught:
             log.warning(
                 "not all events reached the disk in time; their producers keep the rest",
@@ -136,7 +136,7 @@ class Redirector:
             await self._listener.shut_down()
 
     def _metrics(self) -> list[Sample]:
-        published = {} if self._log is None else self._log.published
+        published = {} if self.log is None else self.log.published
         found = list(samples(ListenerStatistics(dict(self._listener.counts), published)))
         process = process_statistics(os.getpid())
         return found if process is None else [*found, *samples(process)]
@@ -156,14 +156,14 @@ class Redirector:
         header = frame.header
         if self._status.on_frame(header, connection):
             return
-        if self._log is not None and self._log.on_frame(frame, connection):
+        if self.log is not None and self.log.on_frame(frame, connection):
             if self._drain_word and isinstance(header, wire.Hello):
                 connection.answer(self._drain_word)
         elif isinstance(header, wire.Hello):
             wish = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
             found = self._lookup(*wish)
             if isinstance(found, str):
-                if self._log is not None:
+                if self.log is not None:
                     found += f"; nor has this node's log: s4 log create {header.stream} creates it"
                 answer = wire.Hello(self._node, "", header.stream, error=found)
                 connection.answer(wire.encode_frame(answer))
@@ -184,7 +184,7 @@ class Redirector:
         """Forget some of the connection of a peer, which has ended; return True if there is
         more."""
         self._asked.pop(connection, None)
-        return self._log is not None and self._log.gone(connection)
+        return self.log is not None and self.log.gone(connection)
 
     def _answer(
         self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]
