@@ -122,5 +122,6 @@ def _lock(file: LockFile) -> bool:
 
 
 def _fill(path: Path, data: bytes) -> None:
+    passing("disk.write")
     with open(path, "wb", opener=private) as file:
         file.write(data)

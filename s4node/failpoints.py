@@ -47,7 +47,7 @@ POINTS = {
     "commit.write": "the claim is valid, and nothing is written",
     "ship.put": "a commit is about to be put where state is shipped",
     "ship.counts": "the commit counts, and is not in the database of this node",
-    "rows.write": "rows are about to be written to a database",
+    "disk.write": "a file, or rows of a database, are about to be written",
     "pieces.prepared": "a commit of many rows is in the database twice, and does not count",
     "pieces.count": "the commit counts, and none of its rows is in its place",
     "pieces.piece": "some of its rows are in their places",

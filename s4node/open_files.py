@@ -1,38 +1,40 @@
 """The open files of a process in folders: databases and locked files, which end with it.
 
 Rules
-- A process of a test in memory does not end with its files: who kills it closes them here.
+- The system closes them when a process dies. A process of a test in memory has no system, so its
+  world notes what it opens, and closes that when it is killed; nobody else notes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 
 class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_open: WeakKeyDictionary[Closable, Path] = WeakKeyDictionary()
+def _pass(file: Closable, path: Path) -> None:
+    """Do nothing."""
+
+
+_note: Callable[[Closable, Path], None] = _pass
 
 
 def opened(file: Closable, path: Path) -> None:
-    """Note what is open at a path, until it is garbage; closing it twice does nothing."""
-    _open[file] = path
+    """Tell what is open at a path; closing it twice does nothing."""
+    _note(file, path)
 
 
-def close_below(folder: Path) -> None:
-    """Close all that is open below a folder."""
-    for file in list(_below(folder)):
-        with suppress(Exception):  # a database that is broken closes with an error
-            file.close()
-
-
-def _below(folder: Path) -> Iterator[Closable]:
-    for file, path in list(_open.items()):
-        if path.is_relative_to(folder):
-            yield file
+@contextmanager
+def replaced(note: Callable[[Closable, Path], None]) -> Iterator[None]:
+    """Call ``note`` with all that is opened during the block."""
+    global _note
+    before, _note = _note, note
+    try:
+        yield
+    finally:
+        _note = before

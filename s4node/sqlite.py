@@ -75,6 +75,8 @@ class Database:
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[None]:
         with self.explained():
+            if write:
+                passing("disk.write")
             self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
                 yield

@@ -33,7 +33,7 @@ ROOMS = [
     "cluster.tree", "cluster.coordination", "cluster.node",
     "runtime.event_time", "runtime.task.poison", "runtime.task", "runtime.loop",
     "runtime.outputs", "runtime.commit", "runtime.inputs", "runtime.container",
-    "testing", "spark", "spark.history", "deploy", "monitoring", "process",
+    "spark", "spark.history", "deploy", "testing", "monitoring", "process",
     "cli.render", "cli", "__main__",
 ]  # fmt: skip
 

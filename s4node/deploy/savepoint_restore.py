@@ -24,7 +24,6 @@ from itertools import chain
 from pathlib import Path
 
 import msgspec
-import trio
 
 from s4node import clocks, threads, tokens
 from s4node.app.app import App
@@ -212,7 +211,7 @@ class SavepointRestore:
                 self.restore_task(store, task, facts, again=outputs_again, accept_loss=accept_loss)
                 passing("restore.written")
             if not self._anew:
-                trio.run(self._put_startpoints)
+                threads.run_trio(self._put_startpoints)
             passing("restore.done")
             place.end_restore()
             tell(len(tasks), len(tasks))

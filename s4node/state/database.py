@@ -288,7 +288,7 @@ class Database:
                 self._write(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS])
 
     def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
-        passing("rows.write")
+        passing("disk.write")
         batch = WriteBatch(raw_mode=True)
         with _turn:
             if None in values:

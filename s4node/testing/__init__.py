@@ -19,5 +19,14 @@ from s4node.testing.cluster_test import ClusterTest
 from s4node.testing.faults import Fault
 from s4node.testing.seeds import check_seeds
 from s4node.testing.sender import Refused
+from s4node.testing.world import spend
 
-__all__ = ["AppTest", "ClusterTest", "Fault", "Refused", "check_seeds", "rows_in_any_order"]
+__all__ = [
+    "AppTest",
+    "ClusterTest",
+    "Fault",
+    "Refused",
+    "check_seeds",
+    "rows_in_any_order",
+    "spend",
+]

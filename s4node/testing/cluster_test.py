@@ -2,40 +2,65 @@
 
 Rules
 - The seed decides all that happens: the same seed gives the same trace.
-- Programs that send are on a host of their own, which has no faults.
+- Programs that send, and the log, are each on a host of their own. Only faults that are planned by
+  name happen there.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar, overload
-
-import trio
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, TypeVar, overload
 
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import InputStream
 from s4node.errors import S4Error
 from s4node.events.keys import Key
-from s4node.net.client.client import Client
 from s4node.net.egress.refusal import Refusal
+from s4node.runtime.inputs.binding import replayable
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.testing.app_test import prototype_of
-from s4node.testing.faults import Fault, schedule
-from s4node.testing.hosts import POINTS, SESSION_SECONDS, Host, Hosts
+from s4node.testing.faults import LOG, Fault, schedule
+from s4node.testing.hosts import POINTS, SESSION_SECONDS, Host, Hosts, Process
 from s4node.testing.memory_network import Message
+from s4node.testing.processes import (
+    Commands,
+    Place,
+    Program,
+    config_of,
+    container_of,
+    ends_of,
+    is_busy,
+    read_to,
+    run_log,
+)
 from s4node.testing.runs import waits_of
 from s4node.testing.runtime import shared_folder
 from s4node.testing.seeds import recorded
 
 P = TypeVar("P", bound=ProcessingElement)
 
-_CLIENT_SECONDS = 600.0
-"""The program waits for nodes for longer than any fault lasts."""
+
+class Usage(NamedTuple):
+    """Counts of what a cluster holds on to.
+
+    They are the ``sessions`` of its coordination, the ``objects`` at the URL and their bytes, the
+    ``files`` in the folders of its hosts and those that are open, and the ``producers`` that
+    containers know, each once for each stream and partition.
+    """
+
+    sessions: int
+    objects: int
+    object_bytes: int
+    files: int
+    open_files: int
+    producers: int
 
 
 class ClusterTest:
@@ -51,55 +76,94 @@ class ClusterTest:
             test.settle()
             assert test.state(Player, "player-0").points == 10
 
-    ``app`` makes the app of each container: its class, or a function. Live inputs are durable only
-    if the ``settings`` say so. State is in a folder of each host and at a URL, both in memory.
-    ``parameters`` become ``app.parameters``. A container that ends with an error starts again a
-    second later. If the block ends with an error, the seed and the faults are added to it.
+    ``app`` makes the app of each container: its class, or a function. Several apps run beside each
+    other, and take each other's output streams. Each host has so many ``containers`` of an app,
+    which are processes of their own and share its folder. With a ``log``, apps read inputs of the
+    system ``log`` from a host of this name.
+
+    Live inputs are durable only if the ``settings`` say so, which are those of all apps, or a list
+    with those of each. State is in a folder of each host and
+    at a URL, both in memory. ``parameters`` become ``app.parameters``. A container that ends with
+    an error starts again a second later. If the block ends with an error, the seed and the faults
+    are added to it.
     """
 
     def __init__(
         self,
-        app: Callable[[], App],
+        app: Callable[[], App] | Sequence[Callable[[], App]],
         *,
         hosts: int = 2,
+        containers: int = 1,
         partitions: int = 4,
+        log: bool = False,
         seed: int = 0,
         parameters: Mapping[str, object] | None = None,
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | Sequence[Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
-        self._app = app
-        self._values = {"s4.cluster.partitions": str(partitions), **(settings or {})}
-        self._values |= {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}
-        self._partitions = partitions
+        self._apps = list(app) if isinstance(app, Sequence) else [app]
+        self._containers = containers
+        each = [settings] * len(self._apps) if isinstance(settings, Mapping) else settings
+        values = {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}
+        values["s4.cluster.partitions"] = str(partitions)
+        self._values = [{**values, **one} for one in each]
+        self._partitions = [partitions] * len(self._apps)
+        self._has_log = log
         self._seed = seed
         self._names = [f"host{number}" for number in range(1, hosts + 1)]
         self.refused: list[Refusal] = []
         """Events that will not be processed, and why."""
         self.planned: list[Fault] = []
         """The faults, in the order of their planning."""
-        self._sent: Counter[str] = Counter()
-        self._settled: Counter[str] = Counter()
-        self._waiting: list[tuple[str, list[Any]]] = []
-        self._more = trio.Event()
+        self._schedules = 0
+        self._members: list[list[Process]] = []  # the containers of each app
+        self._programs: dict[str, Program] = {}
+        self._takers: dict[str, list[str]] = {}  # the addresses to which a stream is sent
         self._folder: tempfile.TemporaryDirectory[str]
         self._hosts: Hosts
 
     def __enter__(self) -> ClusterTest:
         self._folder = tempfile.TemporaryDirectory(prefix="s4-test-", dir=shared_folder())
-        folder = Path(self._folder.name)
-        self._hosts = Hosts(folder, self._names, self._app, self._values, self._seed)
+        self._hosts = Hosts(Path(self._folder.name), self._seed)
         run = recorded.get()
         if run is not None:
             run.traces.append(self.trace)
         try:
-            for host in self._each:
-                self._hosts.start(host)
-            self._hosts.world.start_soon(self._program)
+            self._add_processes()
             self.settle()
+            self._find_takers()
+            self.add_program("program")
         except BaseException:
             self._close()
             raise
         return self
+
+    def _add_processes(self) -> None:
+        hosts, log = self._hosts, ""
+        if self._has_log:
+            log = hosts.add(LOG, LOG, run_log).address
+        count = self._containers * len(self._names)
+        for make, values in zip(self._apps, self._values, strict=True):
+            main = container_of(hosts, make, values, of=count, log=log)
+            members: list[Process] = []
+            for host in self._names:
+                for _ in range(self._containers):
+                    number = len(hosts.each[host].processes) + 1 if host in hosts.each else 1
+                    several = self._containers * len(self._apps) > 1
+                    name = f"{host}-{number}" if several else host
+                    members.append(hosts.add(name, host, main))
+            self._members.append(members)
+        for process in hosts.processes.values():
+            hosts.start(process)
+
+    def _find_takers(self) -> None:
+        for members in self._members:
+            container = members[0].container
+            assert container is not None
+            for stream in container.app.streams.values():
+                if isinstance(stream, InputStream):
+                    live = stream.is_live
+                    takers = members if live else [self._hosts.processes[stream.system]]
+                    self._takers[stream.name] = [each.address for each in takers]
 
     def __exit__(
         self,
@@ -118,10 +182,6 @@ class ClusterTest:
         finally:
             self._folder.cleanup()
 
-    @property
-    def _each(self) -> Sequence[Host]:
-        return list(self._hosts.each.values())
-
     # -- what a test does --------------------------------------------------------------------
 
     @property
@@ -129,12 +189,57 @@ class ClusterTest:
         """The time in seconds; it begins at 0, and is what ``app.clock()`` returns."""
         return self._hosts.world.now
 
-    def send(self, stream: str, *events: Any) -> None:
+    def add_program(self, name: str, *, keeps_id: bool = True) -> None:
+        """Add a program that sends, on a host of this name.
+
+        If faults kill it, it starts again. With its id it sends all again, from the first event
+        on; one that does not keep an id sends what has no verdict.
+        """
+        program = Program(name, self._takers.__getitem__, self.refused, keeps_id=keeps_id)
+        program.process = self._hosts.add(name, name, program.run)
+        self._programs[name] = program
+        self._hosts.start(program.process)
+
+    def send(self, stream: str, *events: Any, program: str = "program") -> None:
         """Have a program send events to an input, in order. It resends what has no verdict."""
-        self._waiting.append((stream, list(events)))
-        self._sent[stream] += len(events)
-        self._hosts.world.call(lambda: self._more.set())
+        if stream not in self._takers:
+            known = ", ".join(self._takers) or "none"
+            raise LookupError(f"no app has an input {stream!r}; known: {known}")
+        self._programs[program].send(stream, events, self._hosts.world.runs)
+        self._hosts.world.wait_idle()
         self._raise_failure()
+
+    def take_savepoint(self, name: str) -> None:
+        """Take a savepoint of the first app, as ``s4 savepoint take``; faults happen meanwhile."""
+        self._commands.take_savepoint(name)
+
+    def go_back(self, savepoint: str) -> None:
+        """Have the first app go on from a savepoint; what came after it is lost.
+
+        Its containers stop in order, and start again.
+        """
+        self._commands.go_back(savepoint)
+
+    def repartition(self, partitions: int) -> None:
+        """Give the first app another number of partitions; its containers stop and start again."""
+        self._commands.repartition(partitions)
+        self._values[0]["s4.cluster.partitions"] = str(partitions)
+        self._partitions[0] = partitions
+
+    def drain_host(self, host: str) -> None:
+        """Have a host hand over its partitions of the first app, and get none.
+
+        It gets its share again once it is started again.
+        """
+        self._commands.drain_host(host)
+
+    @property
+    def _commands(self) -> Commands:
+        folder = Path(self._folder.name) / "commands"
+        folder.mkdir(exist_ok=True)
+        container = next(each.container for each in self._members[0] if each.container is not None)
+        config = config_of(folder, self._values[0])
+        return Commands(self._hosts, container.app.name, config, self._members[0])
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and run what falls due on the way; faults, too."""
@@ -147,11 +252,20 @@ class ClusterTest:
             self._hosts.plan(fault)
             self.planned.append(fault)
 
-    def faults(self, count: int, *, seconds: float) -> list[Fault]:
-        """Plan so many faults, chosen by the seed, that begin within ``seconds`` from now."""
+    def faults(
+        self, count: int, *, seconds: float, hosts: Sequence[str] | None = None
+    ) -> list[Fault]:
+        """Plan so many faults, chosen by the seed, that begin within ``seconds`` from now.
+
+        They happen to ``hosts``, which may also be ``log`` and programs; without them, to all that
+        run apps.
+        """
+        again = f" {self._schedules}" if self._schedules else ""
+        self._schedules += 1
         found = schedule(
-            self._seed,
-            self._names,
+            f"faults {self._seed}{again}",
+            self._names if hosts is None else hosts,
+            others=self._names,
             count=count,
             start=self.now,
             seconds=seconds,
@@ -189,17 +303,40 @@ class ClusterTest:
     def waiting(self) -> int:
         """The number of events that were sent and have no verdict: in a durable stream, those that
         are not committed."""
-        return self._sent.total() - self._settled.total()
+        return sum(sum(program.unanswered.values()) for program in self._programs.values())
 
     @property
     def trace(self) -> list[Message]:
-        """Every message that has arrived: time, sending host, receiving host, bytes."""
+        """Every message that has arrived: time, sending host, receiving host, bytes, checksum."""
         return self._hosts.world.network.trace
+
+    @property
+    def usage(self) -> Usage:
+        """What the cluster holds on to now, which may not grow for ever."""
+        hosts, world = self._hosts, self._hosts.world
+        containers = [each.container for members in self._members for each in members]
+        lanes = [
+            lane
+            for container in containers
+            if container is not None
+            for port in container.ports.values()
+            for lane in port.admission.lanes
+        ]
+        folder = Path(self._folder.name)
+        opened = (os.path.realpath(each) for each in Path("/proc/self/fd").glob("*"))
+        return Usage(
+            sessions=len(hosts.coordination.sessions),
+            objects=len(world.store.objects),
+            object_bytes=sum(map(len, world.store.objects.values())),
+            files=sum(1 for each in folder.rglob("*") if each.is_file()),
+            open_files=sum(Path(each).is_relative_to(folder) for each in opened),
+            producers=len(lanes),
+        )
 
     @property
     def errors(self) -> dict[str, list[Exception]]:
         """What has ended containers, by host."""
-        return {host.name: host.errors for host in self._each}
+        return {name: self._hosts.each[name].errors for name in self._names}
 
     @overload
     def state(self, pe: type[P], key: Key | None = None) -> P: ...
@@ -213,69 +350,80 @@ class ClusterTest:
         Name the PE by its class, or by its name if several have that class. Raises LookupError if
         there is no instance.
         """
-        for host in self._each:
-            if host.container is None:
-                continue
-            name = prototype_of(host.container.app, pe).name
-            for task in host.container.tasks.values():
-                if isinstance(task.processor, PeProcessor):
-                    found = task.processor.instance_of(name, key)
-                    if found is not None:
-                        return found
+        known: set[str] = set()
+        for members in self._members:
+            containers = [each.container for each in members if each.container is not None]
+            for container in containers:
+                try:
+                    name = prototype_of(container.app, pe).name
+                except LookupError as error:
+                    known.add(str(error))
+                    break
+                for task in container.tasks.values():
+                    if isinstance(task.processor, PeProcessor):
+                        found = task.processor.instance_of(name, key)
+                        if found is not None:
+                            return found
+        if len(known) == len(self._members):
+            raise LookupError("; ".join(sorted(known)))
         raise LookupError(f"{pe} has no instance of key {key!r} on any host")
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _program(self) -> None:
-        addresses = [host.address for host in self._each]
-        async with Client(addresses, producer="program", timeout=_CLIENT_SECONDS) as client:
-            while True:
-                await self._more.wait()
-                self._more = trio.Event()
-                waiting, self._waiting = self._waiting, []
-                counts: Counter[str] = Counter()
-                for name, events in waiting:
-                    await (await client.stream(name)).send_many(events)
-                    counts[name] += len(events)
-                for name in counts:
-                    self.refused += await (await client.stream(name)).flush()
-                self._settled += counts
-
     def _missing(self) -> list[str]:
         """What is not as it is in a healthy cluster."""
-        found = []
-        for name, count in self._sent.items():
-            if self._settled[name] < count:
-                found.append(f"{count - self._settled[name]} events to {name!r} are not committed")
-        owned: Counter[int] = Counter()
-        for host in self._each:
-            container = host.container
-            if container is None or not container.ready.is_set():
-                last = f" ({host.errors[-1]})" if host.errors else ""
-                found.append(f"{host.name} does not run{last}")
-                continue
-            running = {
-                partition
-                for partition, task in container.tasks.items()
-                if task.gate.phase is Phase.RUNNING
-            }
-            owned.update(running)
-            replay = container.replay
-            moving = replay is not None and not replay.exchange.idle
-            if moving or not container.parts.loop.idle:
-                found.append(f"events are on their way on {host.name}")
-        counts = {partition: owned[partition] for partition in range(self._partitions)}
-        found += [
-            f"partition {p} runs on {count} hosts" for p, count in counts.items() if count != 1
+        found = [
+            f"{process.name} does not run{_last(process.host)}"
+            for process in self._hosts.processes.values()
+            if not process.ready()
         ]
-        return found
+        for program in self._programs.values():
+            found += [
+                f"{count} events to {name!r} are not committed"
+                for name, count in program.unanswered.items()
+                if count
+            ]
+        read: dict[Place, int] = {}
+        inputs: set[str] = set()
+        for members, partitions in zip(self._members, self._partitions, strict=True):
+            owned: Counter[int] = Counter()
+            for process in members:
+                container = process.container
+                if container is None or not process.ready():
+                    continue
+                owned.update(
+                    partition
+                    for partition, task in container.tasks.items()
+                    if task.gate.phase is Phase.RUNNING
+                )
+                if is_busy(container):
+                    found.append(f"events are on their way on {process.name}")
+                for place, offset in read_to(container).items():
+                    read[place] = max(offset, read.get(place, offset))
+                inputs |= {each.name for each in replayable(container.app)}
+            found += [
+                f"partition {partition} runs on {owned[partition]} hosts"
+                for partition in range(partitions)
+                if owned[partition] != 1
+            ]
+        log = self._hosts.processes[LOG].log if self._has_log else None
+        return found + [
+            f"{place} of the log is not read to {end}"
+            for place, end in ({} if log is None else ends_of(log)).items()
+            if place[0] in inputs and read.get(place, -1) < end
+        ]
 
     def _waits(self) -> Iterator[str]:
-        for host in self._each:
-            if host.run is not None:
-                for line in waits_of(host.run):
-                    yield f"  {host.name}: {line}"
+        for process in self._hosts.processes.values():
+            if process.run is not None:
+                for line in waits_of(process.run):
+                    yield f"  {process.name}: {line}"
 
     def _raise_failure(self) -> None:
         if self._hosts.world.failures:
             raise self._hosts.world.failures[0]
+
+
+def _last(host: Host) -> str:
+    """The last error of a host."""
+    return f" ({host.errors[-1]})" if host.errors else ""

@@ -36,6 +36,12 @@ OFTEN: tuple[Kind, ...] = (
 )
 """What breaks most, beside another fault."""
 
+LOG = "log"
+"""The host of the log."""
+
+OF_PROCESSES: frozenset[Kind] = frozenset({"stop", "kill process", "pause"})
+"""What happens to the processes of a host, or to one of them."""
+
 
 class Fault(NamedTuple):
     """What happens to ``host`` at a time, in seconds of the test's clock, and for how long.
@@ -52,7 +58,7 @@ class Fault(NamedTuple):
       ``slow``: what it sends and gets takes a hundred times as long, up to 0.3 s.
     - ``lose coordination``, ``lose store``: it does not reach these. ``doubt store``: what it puts
       there is written, but it gets an error.
-    - ``full disk``: it writes no rows of tasks into its folder.
+    - ``full disk``: it writes nothing into its folder, neither state nor a log.
     - ``set clock``: its clock on the wall is that much ahead, until the end of the fault.
 
     A kill with a ``point`` happens when the process next passes this failpoint, if it does so
@@ -72,9 +78,10 @@ class Fault(NamedTuple):
 
 
 def schedule(
-    seed: int,
+    seed: str,
     hosts: Sequence[str],
     *,
+    others: Sequence[str],
     count: int,
     start: float,
     seconds: float,
@@ -84,21 +91,25 @@ def schedule(
     """So many faults that begin within ``seconds`` after ``start``, by their begin.
 
     Half of them begin while the one that was chosen before goes on. Some kinds are chosen more
-    often. If a host is killed or lost, sometimes all are, each by a fault of its own.
+    often. If a host is killed or lost, sometimes all are, each by a fault of its own. Hosts are cut
+    from ``others``. The ``points`` of the log are for its host.
     """
-    chance = Random(f"faults {seed}")  # noqa: S311 - to be repeated
+    chance = Random(seed)  # noqa: S311 - to be repeated
     found: list[Fault] = []
     for _ in range(count):
         kind = chance.choice(KINDS + OFTEN)
         host = chance.choice(hosts)
+        if host == LOG and kind == "lose host":
+            kind = "kill host"  # what a log has acknowledged is on its disk alone
         other, point = "", ""
         if kind in ("cut apart", "hold"):
-            others = [each for each in hosts if each != host]
-            if not others:
+            rest = [each for each in others if each != host]
+            if not rest:
                 continue
-            other = chance.choice(others)
+            other = chance.choice(rest)
         if kind in ("kill process", "kill host") and chance.random() < 0.6:
-            point = chance.choice(points)
+            of_log = host == LOG
+            point = chance.choice([each for each in points if each.startswith("log.") == of_log])
         at = start + round(chance.uniform(0, seconds), 3)
         if found and chance.random() < 0.5:
             at = min(round(chance.uniform(found[-1].at, found[-1].until), 3), start + seconds)

@@ -1,13 +1,14 @@
 """The hosts of a cluster in memory: their processes, their folders, and what goes wrong there.
 
 Rules
-- A host runs one container, in a run of its own, and starts it again a second after it has ended,
-  as a node does.
-- A killed process goes on no more. Its folder stays as it is at that moment: it is copied, all that
-  the process has open there is closed, and the copy gets its place. A process that is killed at a
-  failpoint raises an exception there, once its folder is copied; nothing that it still does reaches
-  the world.
+- A host has processes, each in a run of its own. A process that has ended starts again a second
+  later, as a node starts its containers. The processes of a host share its folder.
+- A killed process goes on no more. The folder stays as it is at that moment: it is copied, all that
+  the process has open there is closed, and the copy gets its place, except for what other
+  processes have open. A process that is killed at a failpoint raises an exception there, once the
+  folder is copied; nothing that it still does reaches the world.
 - The coordination, the store and the network belong to no host.
+- Of faults of one kind that overlap on a host, the last end counts.
 """
 
 from __future__ import annotations
@@ -15,23 +16,19 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import assert_never
 
 from s4node import failpoints
-from s4node.app.app import App
-from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.config.config import Config
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
-from s4node.open_files import close_below
+from s4node.log.host import LogHost
 from s4node.runtime.container.container import Container
-from s4node.testing.faults import Fault
+from s4node.testing.faults import OF_PROCESSES, Fault, Kind
 from s4node.testing.memory_coordination import MemoryCoordination
-from s4node.testing.memory_store import URL
 from s4node.testing.runs import Run
 from s4node.testing.world import World
 
@@ -42,253 +39,296 @@ POINTS = [
     if name.startswith(
         (
             *("startpoint.", "claim.", "commit.", "pieces.", "ship.", "outbox.", "checkpoint."),
-            "standby.",
+            *("standby.", "log."),
         )
     )
 ]
 """The failpoints at which a process may be killed."""
 
-_CLUSTER = "default"
-_PORT = 7000
+_FIRST_PORT = 7000
 _RESTART_SECONDS = 1.0
 _COPY_TRIES = 5
+
+Effect = Callable[[Fault], object]
 
 
 class Killed(BaseException):
     """Ends what runs in a process that was killed at a failpoint."""
 
 
+class DiskFullError(OSError, sqlite3.OperationalError):
+    """What the system says of a full disk, and SQLite."""
+
+    sqlite_errorcode = sqlite3.SQLITE_FULL
+
+
+def _no() -> bool:
+    return False
+
+
+class Process:
+    """A process on a host, which runs ``main``; ``run`` is None while it does not run."""
+
+    def __init__(
+        self, name: str, host: Host, port: int, main: Callable[[Process], Awaitable[None]]
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.main = main
+        self.address = f"tcp://{host.name}:{port}"
+        self.run: Run | None = None
+        self.container: Container | None = None
+        self.log: LogHost | None = None
+        self.ready: Callable[[], bool] = _no
+        self.stop: Callable[[], object] | None = None
+        """Ends it in order."""
+
+
 class Host:
-    """A host, and the process on it, if there is one."""
+    """A host, and what runs there."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.folder = folder
-        self.address = f"tcp://{name}:{_PORT}"
-        self.run: Run | None = None
-        self.container: Container | None = None
+        self.processes: list[Process] = []
         self.ahead = 0.0
+        """By how much its clock on the wall is ahead, in seconds."""
         self.away: list[Fault] = []
         """Kills of the host that have not ended: it does not start."""
-        self.fatal: list[Fault] = []
-        """Kills that wait for the process to pass a failpoint."""
-        self.full = False
-        """True while nothing can be written to its disk."""
         self.errors: list[Exception] = []
-        """What has ended its containers."""
+        """What has ended its processes."""
 
     @property
-    def ready(self) -> bool:
-        return self.container is not None and self.container.ready.is_set()
+    def runs(self) -> list[Run]:
+        return [process.run for process in self.processes if process.run is not None]
 
 
 class Hosts:
-    """The hosts of a world with ``folder``; ``make`` makes the app for each container."""
+    """The hosts of a world with ``folder``."""
 
-    def __init__(
-        self,
-        folder: Path,
-        names: list[str],
-        make: Callable[[], App],
-        values: Mapping[str, str],
-        seed: int,
-    ) -> None:
-        self.world = World(_delay, seed, "program")
-        self.world.on_point = self._passed
-        network = self.world.network
-        self.world.call_seconds = network.delay
+    def __init__(self, folder: Path, seed: int) -> None:
+        world = self.world = World(_delay, seed)
+        world.on_point = self._passed
+        network = world.network
+        world.call_seconds = network.delay
         self.coordination = MemoryCoordination(
-            self.world.runs, folder, network.delay, session_timeout=SESSION_SECONDS
+            world.runs, folder, network.delay, session_timeout=SESSION_SECONDS
         )
+        world.coordination = lambda: self.coordination
         with suppress(ImportError):  # without fsspec, the setting of a URL says what to install
             from s4node.testing import memory_file_system  # noqa: F401
-        self.each = {name: Host(name, folder / name) for name in names}
+        self.each: dict[str, Host] = {}
+        self.processes: dict[str, Process] = {}
+        self.held: set[Process] = set()
+        """Processes that are not started: a command needs them stopped."""
         self._folder = folder
-        self._make = make
-        self._values = values
         self._closed = False
-        for host in self.each.values():
-            host.folder.mkdir()
+        self._lasting: list[Fault] = []
+        self._fatal: list[Fault] = []  # kills that wait for a process to pass a failpoint
+        self._full: set[str] = set()
+        self._effects: dict[Kind, tuple[Effect, Effect]] = {
+            "stop": (self._stop, lambda _: None),
+            "kill process": (self._strike, self._spare),
+            "kill host": (self._strike, self._spare),
+            "lose host": (self._strike, self._spare),
+            "pause": (self._pause, self._resume),
+            "cut off": self._on_path(network.cut, network.heal),
+            "cut apart": self._on_path(network.cut, network.heal),
+            "hold": self._on_path(network.hold, network.let_go),
+            "slow": self._within(network.slow),
+            "full disk": self._within(self._full),
+            "lose coordination": self._within(self.coordination.lost),
+            "lose store": self._within(world.store.lost),
+            "doubt store": self._within(world.store.doubtful),
+            "set clock": (self._set_clock, self._set_clock),
+        }
 
-    def start(self, host: Host) -> None:
-        """Start the container of a host, unless it runs or is to stay down."""
-        if host.run is None and not host.away and not self._closed:
-            host.run = self.world.add(host.name, partial(self._live, host))
-            host.run.ahead = host.ahead
+    def add(self, name: str, host: str, main: Callable[[Process], Awaitable[None]]) -> Process:
+        """Add a process, and its host if there is none of this name."""
+        if host not in self.each:
+            self.each[host] = Host(host, self._folder / host)
+            self.each[host].folder.mkdir()
+        home = self.each[host]
+        process = Process(name, home, _FIRST_PORT + len(home.processes), main)
+        home.processes.append(process)
+        self.processes[name] = process
+        return process
+
+    def start(self, process: Process) -> None:
+        """Start a process, unless it runs or is to stay down."""
+        down = process.host.away or process in self.held or self._closed
+        if process.run is None and not down:
+            process.run = self.world.add(process.host.name, partial(self._live, process))
+            process.run.ahead = process.host.ahead
 
     def close(self) -> None:
         self._closed = True
         self.world.close()
-        close_below(self._folder)
         self.coordination.tree.close()
 
-    async def _live(self, host: Host, run: Run) -> None:
-        """Run a container; note what ends it."""
+    async def _live(self, process: Process, run: Run) -> None:
+        """Run a process; note what ends it."""
         try:
-            async with self.coordination.session(host.name) as session:
-                app = self._make()
-                app.clock = lambda: self.world.now
-                enrolment = Enrolment(
-                    session, _CLUSTER, app.name, host.name, len(self.each), node=host.name
-                )
-                host.container = Container(
-                    app, self._config(host), node=host.name, enrolment=enrolment
-                )
-                await host.container.run()
+            await process.main(process)
         except BaseException as error:
             found = [one for one in leaves(error) if isinstance(one, Exception)]
-            host.errors += found
+            process.host.errors += found
             if not found or any(isinstance(one, (ConfigError, GraphError)) for one in found):
                 raise
         finally:
-            if host.run is run:
-                host.run = host.container = None
-                self._start_later(host)
+            if process.run is run:
+                self._ended(process)
+                self._start_later(process)
 
-    def _config(self, host: Host) -> Config:
-        return Config.from_values(
-            {
-                "s4.coordination.folder": str(self._folder / "none"),
-                "s4.state.url": URL,
-                **self._values,
-                "s4.listener.address": host.address,
-                "s4.state.folder": str(host.folder),
-                "s4.watchdog.ms": "0",  # time stands still during a step
-                "job.container.thread.pool.size": "0",
-            }
-        )
+    def _ended(self, process: Process) -> None:
+        process.run = process.container = process.log = process.stop = None
+        process.ready = _no
 
-    def _start_later(self, host: Host) -> None:
+    def _start_later(self, process: Process) -> None:
         runs = self.world.runs
-        runs.after(runs.now + _RESTART_SECONDS, None, partial(self.start, host))
+        runs.after(runs.now + _RESTART_SECONDS, None, partial(self.start, process))
 
     # -- faults ------------------------------------------------------------------------------
 
     def plan(self, fault: Fault) -> None:
-        """Have a fault happen; raises S4Error if there is no such host."""
+        """Have a fault happen; raises S4Error if there is no such host, or process."""
+        known = dict.fromkeys([*self.each, *(self.processes if fault.kind in OF_PROCESSES else ())])
         for name in (fault.host, fault.other):
-            if name and name not in self.each:
-                raise S4Error(f"{fault}: no host {name!r}; the hosts are {', '.join(self.each)}")
-        host, runs = self.each[fault.host], self.world.runs
-        runs.after(fault.at, None, partial(self._inflict, host, fault))
-        runs.after(fault.until, None, partial(self._undo, host, fault))
+            if name and name not in known:
+                raise S4Error(f"{fault}: no host {name!r}; the hosts are {', '.join(known)}")
+        self.world.runs.after(fault.at, None, partial(self._inflict, fault))
+        self.world.runs.after(fault.until, None, partial(self._undo, fault))
 
-    def _inflict(self, host: Host, fault: Fault) -> None:
-        network = self.world.network
-        match fault.kind:
-            case "stop":
-                if host.run is not None and host.container is not None:
-                    self.world.runs.soon(host.run, host.container.stop)
-            case "kill process" | "kill host" | "lose host":
-                if fault.point:
-                    host.fatal.append(fault)
-                else:
-                    self._kill(host, fault)
-            case "pause":
-                if host.run is not None:
-                    self.world.runs.pause(host.run)
-            case "cut off":
-                network.cut(host.name)
-            case "cut apart":
-                network.cut(host.name, fault.other)
-            case "hold":
-                network.hold(host.name, fault.other)
-            case "slow":
-                network.slow.add(host.name)
-            case "full disk":
-                host.full = True
-            case "lose coordination":
-                self.coordination.lost.add(host.name)
-            case "lose store":
-                self.world.store.lost.add(host.name)
-            case "doubt store":
-                self.world.store.doubtful.add(host.name)
-            case "set clock":
-                self._set_clock(host, fault.seconds)
-            case _:
-                assert_never(fault.kind)
+    def _inflict(self, fault: Fault) -> None:
+        self._lasting.append(fault)
+        begin, _ = self._effects[fault.kind]
+        begin(fault)
 
-    def _undo(self, host: Host, fault: Fault) -> None:
-        network = self.world.network
-        match fault.kind:
-            case "kill process":
-                host.fatal = [each for each in host.fatal if each is not fault]
-            case "kill host" | "lose host":
-                if fault in host.fatal:
-                    host.fatal.remove(fault)
-                elif fault in host.away:
-                    host.away.remove(fault)
-                    self.start(host)
-            case "pause":
-                if host.run is not None:
-                    self.world.runs.resume(host.run)
-            case "cut off":
-                network.heal(host.name)
-            case "cut apart":
-                network.heal(host.name, fault.other)
-            case "hold":
-                network.let_go(host.name, fault.other)
-            case "slow":
-                network.slow.discard(host.name)
-            case "full disk":
-                host.full = False
-            case "lose coordination":
-                self.coordination.lost.discard(host.name)
-            case "lose store":
-                self.world.store.lost.discard(host.name)
-            case "doubt store":
-                self.world.store.doubtful.discard(host.name)
-            case "set clock":
-                self._set_clock(host, -fault.seconds)
+    def _undo(self, fault: Fault) -> None:
+        self._lasting.remove(fault)
+        _, end = self._effects[fault.kind]
+        end(fault)
 
-    def _set_clock(self, host: Host, seconds: float) -> None:
-        host.ahead += seconds
-        if host.run is not None:
-            host.run.ahead = host.ahead
+    def _on_path(
+        self, begin: Callable[[str, str], object], end: Callable[[str, str], object]
+    ) -> tuple[Effect, Effect]:
+        """An effect on what a host sends to another one, or to all, until the last such fault."""
+
+        def end_last(fault: Fault) -> None:
+            if _ground(fault) not in map(_ground, self._lasting):
+                end(fault.host, fault.other)
+
+        return lambda fault: begin(fault.host, fault.other), end_last
+
+    def _within(self, hosts: set[str]) -> tuple[Effect, Effect]:
+        """A host is in the set for as long as a fault lasts."""
+        return self._on_path(lambda host, _: hosts.add(host), lambda host, _: hosts.discard(host))
+
+    def _hit(self, fault: Fault) -> list[Process]:
+        """The processes that a fault is for: one, or all of a host."""
+        if fault.host in self.each:
+            return self.each[fault.host].processes
+        return [self.processes[fault.host]]
+
+    def _stop(self, fault: Fault) -> None:
+        for process in self._hit(fault):
+            if process.run is not None and process.stop is not None:
+                self.world.runs.soon(process.run, process.stop)
+
+    def _pause(self, fault: Fault) -> None:
+        for process in self._hit(fault):
+            if process.run is not None:
+                self.world.runs.pause(process.run)
+
+    def _resume(self, fault: Fault) -> None:
+        pauses = [each for each in self._lasting if each.kind == "pause"]
+        for process in self._hit(fault):
+            held = any(process in self._hit(pause) for pause in pauses)
+            if process.run is not None and not held:
+                self.world.runs.resume(process.run)
+
+    def _set_clock(self, fault: Fault) -> None:
+        host = self.each[fault.host]
+        lasting = (each for each in self._lasting if each.kind == "set clock")
+        host.ahead = sum(each.seconds for each in lasting if each.host == host.name)
+        for run in host.runs:
+            run.ahead = host.ahead
+
+    def _strike(self, fault: Fault) -> None:
+        if fault.point:
+            self._fatal.append(fault)
+        else:
+            self._kill(fault)
+
+    def _spare(self, fault: Fault) -> None:
+        """End a kill: one that has not happened does not, and a killed host comes back."""
+        if fault in self._fatal:
+            self._fatal.remove(fault)
+        host = self._hit(fault)[0].host
+        if fault in host.away:
+            host.away.remove(fault)
+            for process in host.processes:
+                self.start(process)
 
     def _passed(self, run: Run, point: str) -> None:
         """Kill a process that passes its failpoint, and refuse what a full disk refuses."""
-        host = self.each.get(run.name)
-        if host is None or host.run is not run:
+        process = next((each for each in self.processes.values() if each.run is run), None)
+        if process is None:
             return
-        if host.full and point == "rows.write":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for fault in host.fatal:
-            if fault.point == point:
-                host.fatal.remove(fault)
-                self._kill(host, fault)
+        if point == "disk.write" and process.host.name in self._full:
+            raise DiskFullError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for fault in self._fatal:
+            if fault.point == point and process in self._hit(fault):
+                self._fatal.remove(fault)
+                self._kill(fault, process)
                 raise Killed
 
-    def _kill(self, host: Host, fault: Fault) -> None:
-        run, container = host.run, host.container
-        host.run = host.container = None
-        if fault.kind == "kill process":
-            self._start_later(host)
-        else:
+    def _kill(self, fault: Fault, at_point: Process | None = None) -> None:
+        """Kill a process, or all of a host."""
+        hit = self._hit(fault)
+        host = hit[0].host
+        if fault.kind != "kill process":
             host.away.append(fault)
-        if run is None:
-            return
+        elif at_point is not None:
+            hit = [at_point]
+        killed = [process.run for process in hit if process.run is not None]
         copy = host.folder.with_suffix(".copy")
-        _copy(host.folder, copy)
-        runs = self.world.runs
-        runs.kill(run)
-        self.world.network.killed(run)
-        if container is not None:
-            container.abandon()  # what runs when it is freed is not the app's
-        if fault.kind == "kill process":
-            self.coordination.process_died(run)
+        if killed:
+            _copy(host.folder, copy)
+        for process in hit:
+            if process.run is not None:
+                self._end_run(process, process.run)
+            self._ended(process)
+            if fault.kind == "kill process":
+                self._start_later(process)
+        if not killed:
+            return
 
         def replace_folder() -> None:
-            close_below(host.folder)
-            shutil.rmtree(host.folder)
+            for run in killed:
+                run.close_files()
             if fault.kind == "lose host":
                 shutil.rmtree(copy)
-                host.folder.mkdir()
-            else:
-                copy.rename(host.folder)
+                copy.mkdir()
+            _replace(host.folder, copy, {path for run in host.runs for path in run.files.values()})
 
-        close_below(host.folder)
+        runs = self.world.runs
         runs.after(runs.now, None, replace_folder)  # after the step in which it dies
+
+    def _end_run(self, process: Process, run: Run) -> None:
+        self.world.runs.kill(run)
+        self.world.network.killed(run)
+        if process.container is not None:
+            process.container.abandon()  # what runs when it is freed is not the app's
+        if not process.host.away:
+            self.coordination.process_died(run)
+        run.close_files()
+
+
+def _ground(fault: Fault) -> tuple[str, ...]:
+    """What is the same for faults whose last end counts."""
+    ends = (fault.host, fault.other)
+    return fault.kind, *(sorted(ends) if fault.kind == "cut apart" else ends)
 
 
 def _copy(folder: Path, copy: Path) -> None:
@@ -301,6 +341,31 @@ def _copy(folder: Path, copy: Path) -> None:
                 raise
         else:
             return
+
+
+def _replace(folder: Path, copy: Path, kept: Iterable[Path]) -> None:
+    """Move a copy to the place of its folder, except for the paths that are kept."""
+    kept = [path for path in kept if path.is_relative_to(folder)]
+    if not kept:
+        shutil.rmtree(folder)
+        copy.rename(folder)
+        return
+    for name in sorted({each.name for each in (*folder.iterdir(), *copy.iterdir())}):
+        there, new = folder / name, copy / name
+        beside = [path for path in kept if there.parent == path.parent]
+        if any(name in (path.name, f"{path.name}-wal", f"{path.name}-shm") for path in beside):
+            continue
+        below = [path for path in kept if there in path.parents]
+        if below and new.is_dir():
+            _replace(there, new, below)
+            continue
+        if there.is_dir():
+            shutil.rmtree(there)
+        else:
+            there.unlink(missing_ok=True)
+        if new.exists():
+            new.rename(there)
+    shutil.rmtree(copy)
 
 
 def _delay(chance: Random) -> float:

@@ -9,14 +9,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
-from s4node import clocks, tokens
+from s4node import clocks, failpoints, tokens
 from s4node.cluster.tree.session_life import living
 from s4node.cluster.tree.tree_database import ENDED, SessionRow, Tree
 from s4node.cluster.tree.tree_session import TreeSession
@@ -31,6 +31,15 @@ _BEATS = 5
 _LOOK_SECONDS = 0.05
 
 
+class _Tree(Tree):
+    """A tree on the disk of no host."""
+
+    @contextmanager
+    def transaction(self, *, write: bool = True) -> Iterator[None]:
+        with failpoints.replaced(lambda _: None), super().transaction(write=write):
+            yield
+
+
 class MemoryCoordination:
     """A tree in ``folder``; the sessions of ``lost`` hosts do not reach it."""
 
@@ -40,7 +49,7 @@ class MemoryCoordination:
         self.session_timeout = session_timeout
         self.lost: set[str] = set()
         self.sessions: dict[str, MemorySession] = {}
-        self.tree = Tree(folder / "tree.sqlite")
+        self.tree = _Tree(folder / "tree.sqlite")
         self.runs = runs
         self.delay = delay
 

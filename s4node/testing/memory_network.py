@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Callable
 
@@ -29,8 +30,8 @@ _REDIAL_SECONDS = 0.05
 _REDIAL_MOST_SECONDS = 1.0
 
 
-Message = tuple[float, str, str, int]
-"""An envelope that has arrived: time, sending host, receiving host, size."""
+Message = tuple[float, str, str, int, int]
+"""An envelope that has arrived: time, sending host, receiving host, size, checksum."""
 
 
 class MemoryNetwork:
@@ -346,7 +347,8 @@ class _End:
             if peer._peer is self and not peer.closed:
                 peer._inbox.append(bytes(data))
                 at = self._network.runs.now
-                self._network.trace.append((at, self.host, peer.host, len(data)))
+                said = at, self.host, peer.host, len(data), zlib.crc32(data)
+                self._network.trace.append(said)
                 peer._readable.unpark_all()
 
         self._after(peer, arrive)

@@ -7,6 +7,8 @@ Rules
   in the order of requests. It happens between two steps, with the run that it is for.
 - A step of a run is one pass of trio's scheduler. Of several runs that have something to do, the
   seed chooses which one goes on.
+- A step takes no time, unless the app spends some: then what it does later in the step happens
+  later, and the run does nothing further until that time has come.
 - When no run has anything to do, nothing happens before time moves or the world outside acts.
 """
 
@@ -24,8 +26,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from random import Random
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import trio
+
+from s4node.open_files import Closable
 
 scheduler: Any = trio._core._run
 """Trio has no public way to nest, pump or repeat runs; hypothesis uses the same module."""
@@ -55,6 +60,10 @@ class Run:
         """When it goes on by itself."""
         self.ahead = 0.0
         """By how much its clock on the wall is ahead, in seconds."""
+        self.spent = 0.0
+        """What its current step has taken, in seconds."""
+        self.busy_until = -math.inf
+        """When it has done what its last step took."""
         self.steps = 0
         """How many it has taken since it last rested."""
         self.paused = False
@@ -63,6 +72,8 @@ class Run:
         self.nursery: trio.Nursery | None = None
         """What runs in it; None before it has begun."""
         self.held: deque[Action] = deque()  # what came while it was paused
+        self.files: WeakKeyDictionary[Closable, Path] = WeakKeyDictionary()
+        """What it has opened, and where, until that is garbage."""
         self.context = contextvars.copy_context()
         self.context.run(host.set, name)
         hooks = sys.get_asyncgen_hooks()
@@ -93,12 +104,18 @@ class Run:
         self.steps = self.steps + 1 if is_busy else 0
         self.due = -math.inf if is_busy else self.runner.deadlines.next_deadline()
 
+    def close_files(self) -> None:
+        """Close all that it has open, as the system does when a process has died."""
+        for file in list(self.files):
+            with suppress(Exception):  # a database that is broken closes with an error
+                file.close()
+
 
 class Runs:
     """The runs of a world, and what is to happen in them; ``now`` is the time in seconds."""
 
     def __init__(self, chance: Random) -> None:
-        self.now = 0.0
+        self._now = 0.0
         self.here: Run | None = None
         """The run that goes on."""
         self.all: list[Run] = []
@@ -106,6 +123,14 @@ class Runs:
         self._chance = chance
         self._actions: list[tuple[float, int, Run | None, Action]] = []
         self._turns = itertools.count()
+
+    @property
+    def now(self) -> float:
+        return self._now if self.here is None else self._now + self.here.spent
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self._now = seconds
 
     def add(self, name: str, main: Callable[[Run], Awaitable[None]]) -> Run:
         run = Run(name, _Clock(self), main)
@@ -145,6 +170,7 @@ class Runs:
         for run in self.killed:
             with suppress(Exception):
                 self._finish(run)
+            run.close_files()
         self.killed.clear()
         self._actions.clear()
 
@@ -160,7 +186,7 @@ class Runs:
     @property
     def next(self) -> float:
         """When something is due next."""
-        dues = [run.due for run in self.all if not run.paused]
+        dues = [max(run.due, run.busy_until) for run in self.all if not run.paused]
         return min([*dues, self._actions[0][0] if self._actions else math.inf])
 
     def turn(self) -> bool:
@@ -171,10 +197,16 @@ class Runs:
                 action()
             elif run.paused:
                 run.held.append(action)
+            elif run.busy_until > self.now:
+                self.after(run.busy_until, run, action)
             elif not (run.killed or run.ended):
                 self.enter(run, action)
             return True
-        ready = [run for run in self.all if run.due <= self.now and not run.paused]
+        ready = [
+            run
+            for run in self.all
+            if run.due <= self.now and run.busy_until <= self.now and not run.paused
+        ]
         if ready:
             self.step(ready[0] if len(ready) == 1 else self._chance.choice(ready))
         return bool(ready)
@@ -202,6 +234,7 @@ class Runs:
         try:
             action()
         finally:
+            run.busy_until, run.spent = self.now, 0.0
             self.here = before
             scheduler.GLOBAL_RUN_CONTEXT.__dict__.clear()
             sys.set_asyncgen_hooks(*hooks)

@@ -69,8 +69,8 @@ def _check_equal(seed: int, one: Recorded, other: Recorded) -> None:
         if first != second:
             raise S4Error(
                 f"seed {seed}: two runs differ at message {number}: {first} and {second} (time, "
-                f"from, to, bytes); take the time from app.clock(), chance from a Random with a "
-                f"seed, and start no threads"
+                f"from, to, bytes, checksum); take the time from app.clock(), chance from a Random "
+                f"with a seed, and start no threads"
             )
 
 
@@ -92,7 +92,7 @@ def _shortened(
     messages = [*chain.from_iterable(run.traces)]
     shown = "".join(
         f"\n    {at:.6f} {one} to {other}: {size} bytes"
-        for at, one, other, size in messages[-_SHOWN:]
+        for at, one, other, size, _ in messages[-_SHOWN:]
     )
     error.add_note(f"the last of {len(messages)} messages:{shown}")
     return error

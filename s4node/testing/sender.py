@@ -22,8 +22,7 @@ from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.task import Task
-from s4node.testing.inputs import Memory
-from s4node.testing.world import World
+from s4node.testing.world import Memory, World
 
 
 class Refused(NamedTuple):

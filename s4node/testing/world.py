@@ -8,6 +8,8 @@ Rules
 - The clocks, threads, names and connections of the whole process are the test's while it waits: no
   other container or client may run in another thread then.
 - Time moves from one moment at which something is due to the next.
+- The systems that inputs are read from are in memory, except in a cluster. A stream exists as soon
+  as it is used, with as many partitions as the app has, and outlives the app, as a log does.
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 import trio
 
-from s4node import clocks, failpoints, threads, tokens
+from s4node import clocks, failpoints, open_files, threads, tokens
+from s4node.cluster.tree import coordinations
+from s4node.cluster.tree.contract import Coordination
 from s4node.errors import S4Error, leaves
 from s4node.net.transport import network
+from s4node.offsets.startpoint import Specific, Startpoint
+from s4node.offsets.system import SystemStreamPartition
 from s4node.systems import registry
+from s4node.systems.memory import MemorySystem, _Partition
 from s4node.testing import memory_store
-from s4node.testing.inputs import Inputs
 from s4node.testing.memory_network import MemoryNetwork
 from s4node.testing.memory_store import MemoryStore
-from s4node.testing.runs import Run, Runs, scheduler
+from s4node.testing.runs import Run, Runs, scheduler, waits_of
 
 T = TypeVar("T")
 
@@ -39,8 +46,58 @@ _REAL_SECONDS = 60.0
 
 _LOOK_SECONDS = 0.05
 _LAST_SECONDS = 10.0
+_JOB_SECONDS = 120.0
 _EPOCH = 1_700_000_000.0
 """Unix time when a test begins."""
+
+
+class Inputs:
+    """The systems by name; ``partitions`` is the number of a stream that is not made explicitly."""
+
+    def __init__(self) -> None:
+        self.partitions = 1
+        self._systems: dict[str, Memory] = {}
+
+    def system(self, name: str) -> Memory:
+        if name not in self._systems:
+            self._systems[name] = Memory(name, self)
+        return self._systems[name]
+
+
+class Memory(MemorySystem):
+    """A system that has every stream."""
+
+    def __init__(self, name: str, inputs: Inputs) -> None:
+        super().__init__(name)
+        self._inputs = inputs
+
+    def count(self, stream: str) -> int:
+        return len(self._stream(stream))
+
+    async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
+        """The offset that a startpoint means now; an offset of what is empty is where it begins."""
+        home = self.partition_of(ssp)
+        if isinstance(startpoint, Specific) and not home.events and not home.oldest:
+            home.oldest = startpoint.offset
+        return await super().resolve(ssp, startpoint)
+
+    def _stream(self, stream: str) -> list[_Partition]:
+        if stream not in self._streams:
+            self.create(stream, self._inputs.partitions)
+        return super()._stream(stream)
+
+
+_current: World | None = None
+
+
+def spend(seconds: float) -> None:
+    """Have a handler take so long, by the clock of the test that runs the app; call it there.
+
+    What the process does later happens later, and others go on meanwhile.
+    """
+    if _current is None or _current.runs.here is None:
+        raise S4Error("spend() is for handlers of an app in an AppTest or a ClusterTest")
+    _current.runs.here.spent += seconds
 
 
 async def _rest_forever(_: Run) -> None:
@@ -64,6 +121,9 @@ class World:
         self.call_seconds: Callable[[], float] | None = None
         """Half of what a call in a thread takes; without it, no time."""
         self.inputs = Inputs()
+        self.coordination: Callable[[], Coordination] | None = None
+        """That of a cluster, whose systems are those that are configured; without one, all systems
+        are ``inputs``."""
         self.random = Random(seed)  # noqa: S311 - to be repeated
         self._order = Random(seed)  # noqa: S311
         self.runs = Runs(self._order)
@@ -83,7 +143,7 @@ class World:
                 await self._noting_failures(partial(function, run))
                 run.nursery.cancel_scope.cancel()
 
-        with self._inside():
+        with self.inside():
             return self.runs.add(host, live)
 
     def run(self, function: Callable[[], Awaitable[T]], run: Run | None = None) -> T:
@@ -103,6 +163,25 @@ class World:
         self._pump(run or self.first, lambda: results or errors)
         if errors:
             raise errors[0]
+        return results[0]
+
+    def run_in_time(self, function: Callable[[], Awaitable[T]]) -> T:
+        """As ``run``, while time passes."""
+        results: list[T] = []
+        errors: list[Exception] = []
+
+        async def job() -> None:
+            try:
+                results.append(await function())
+            except Exception as error:
+                errors.append(error)
+
+        self.start_soon(job)
+        self.pass_time(_JOB_SECONDS, lambda: bool(results or errors))
+        if errors:
+            raise errors[0]
+        if not results:
+            raise S4Error(f"{function} has not ended within {_JOB_SECONDS:g} s")
         return results[0]
 
     def call(self, function: Callable[..., T], *arguments: Any, run: Run | None = None) -> T:
@@ -133,13 +212,13 @@ class World:
 
     def wait_idle(self) -> None:
         """Wait until nothing happens before time moves, or the world outside acts."""
-        with self._inside():
+        with self.inside():
             self._look()
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Move the time from one due moment to the next; stop early once ``until`` is true."""
         runs, target = self.runs, self.now + seconds
-        with self._inside():
+        with self.inside():
             self._look()
             while not until() and not self.failures:
                 if runs.next > target:
@@ -150,42 +229,41 @@ class World:
 
     def give_time(self, seconds: float) -> None:
         """Let sockets and threads run for real ``seconds``, or until something happens."""
-        with self._inside():
+        with self.inside():
             self.runs.step(self.first, seconds)
 
     def close(self) -> None:
         """Cancel all that runs, and end; then also what was killed, which holds on to memory."""
-        self.failures = []
         self.failures = []  # they would end each move of the time
         for run in list(self.runs.all):
             self.runs.resume(run)
         for run in list(self.runs.all):
             self._pump(run, lambda: run.nursery is not None)  # noqa: B023 - called before the next
             if not run.ended:
-                with self._inside():
+                with self.inside():
                     self.runs.enter(run, run.nursery.cancel_scope.cancel)  # type: ignore[union-attr]
                 deadline = _real_deadline()
                 while not run.ended:  # what is shielded may wait for time
                     self.pass_time(_LAST_SECONDS, lambda: run.ended)  # noqa: B023
-                    _check(deadline)
-        with self._inside():
+                    self._check(deadline)
+        with self.inside():
             self.runs.clear()
 
     def _soon(self, run: Run, job: Callable[[], Awaitable[None]]) -> None:
         self._pump(run, lambda: run.nursery is not None)
         nursery = run.nursery
         assert nursery is not None
-        with self._inside():
+        with self.inside():
             self.runs.enter(run, lambda: nursery.start_soon(job))
 
     def _pump(self, run: Run, until: Callable[[], object]) -> None:
         """Go on without moving the time until something holds of a run."""
         deadline = _real_deadline()
-        with self._inside():
+        with self.inside():
             while not until():
                 if not self.runs.turn():
                     self.runs.step(run, _LOOK_SECONDS)
-                _check(deadline)
+                self._check(deadline)
 
     def _look(self) -> None:
         """Come to rest; sockets may have become readable, or threads have ended."""
@@ -196,11 +274,22 @@ class World:
     def _rest(self) -> None:
         deadline = _real_deadline()
         while self.runs.turn():
-            _check(deadline)
+            self._check(deadline)
+
+    def _check(self, deadline: float) -> None:
+        """Raise S4Error, which says where all tasks wait, if it is later in real time."""
+        if time.monotonic() > deadline:
+            waits = (f"\n  {run.name}: {line}" for run in self.runs.all for line in waits_of(run))
+            raise S4Error(
+                f"the app did not come to rest within {_REAL_SECONDS:g} s; does a handler or a "
+                f"source go round without waiting?{''.join(waits)}"
+            )
 
     @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def inside(self) -> Iterator[None]:
         """Activate this world; trio's run, if any, is replaced meanwhile."""
+        global _current
+        before, _current = _current, self
         context = scheduler.GLOBAL_RUN_CONTEXT.__dict__
         theirs = dict(context)
         hooks = sys.get_asyncgen_hooks()
@@ -212,13 +301,18 @@ class World:
             with ExitStack() as stack:
                 stack.enter_context(clocks.replaced(self._steady, self._wall))
                 stack.enter_context(tokens.replaced(self._token_hex))
-                stack.enter_context(threads.replaced_by_inline(self.call_seconds))
+                stack.enter_context(threads.replaced_by_inline(self.run_in_time, self.call_seconds))
                 stack.enter_context(network.replaced(self.network))
                 stack.enter_context(memory_store.reached(self.store))
                 stack.enter_context(failpoints.replaced(self._passing))
-                stack.enter_context(registry.replaced(self.inputs.system))
+                stack.enter_context(open_files.replaced(self._opened))
+                if self.coordination is None:
+                    stack.enter_context(registry.replaced(self.inputs.system))
+                else:
+                    stack.enter_context(coordinations.replaced(self.coordination))
                 yield
         finally:
+            _current = before
             context.clear()
             context.update(theirs)
             sys.set_asyncgen_hooks(*hooks)
@@ -227,6 +321,10 @@ class World:
     def _passing(self, point: str) -> None:
         if self.runs.here is not None:
             self.on_point(self.runs.here, point)
+
+    def _opened(self, file: open_files.Closable, path: Path) -> None:
+        if self.runs.here is not None:
+            self.runs.here.files[file] = path
 
     def _token_hex(self, size: int) -> str:
         return self.random.randbytes(size).hex()
@@ -241,11 +339,3 @@ class World:
 
 def _real_deadline() -> float:
     return time.monotonic() + _REAL_SECONDS
-
-
-def _check(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise S4Error(
-            f"the app did not come to rest within {_REAL_SECONDS:g} s; does a handler or a source "
-            f"go round without waiting?"
-        )

@@ -7,6 +7,8 @@ import random
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -124,24 +126,45 @@ def test_a_failure_names_the_seed_and_the_fewest_faults_with_which_it_fails() ->
     with pytest.raises(AssertionError) as failure:
         check_seeds(second_host_never_fails, range(12))
     *_, note, trace = failure.value.__notes__
-    assert re.search(r"fails with 1 of \d+ faults", note)
-    assert note.count("Fault(") == 1
+    found = re.search(r"fails with (\d+) of (\d+) faults", note)
+    assert found is not None
+    assert note.count("Fault(") == int(found[1]) < int(found[2])
     assert re.search(r"the last of \d+ messages:\n    \d+\.\d+ host\d to host\d: \d+ bytes", trace)
 
 
-def test_an_app_that_is_not_deterministic_is_found_where_two_runs_differ() -> None:
-    class Random(Count):
+@pytest.mark.parametrize("chance", [random.random, time.time, time.perf_counter])
+def test_an_app_that_is_not_deterministic_is_found_where_two_runs_differ(
+    chance: Callable[[], float],
+) -> None:
+    class Different(Count):
         def on_event(self, click: Click) -> None:
-            for _ in range(random.randrange(1000)):
-                self.seen.put(Seen(click.user[-1:], click.user, 0))
+            self.seen.put(Seen(click.user[-1:], f"{chance():032.9f}", 0))
 
     def sent(seed: int) -> None:
-        with ClusterTest(lambda: counting(Random), seed=seed, settings=DURABLE) as test:
+        with ClusterTest(lambda: counting(Different), seed=seed, settings=DURABLE) as test:
             test.send("clicks", *CLICKS)
             test.settle()
 
     with pytest.raises(S4Error, match=r"seed 3: two runs differ at message \d+: \("):
         check_seeds(sent, [3])
+
+
+def test_what_a_cluster_holds_on_to_does_not_grow_with_what_it_has_done() -> None:
+    def used(rounds: int) -> None:
+        for number in range(rounds):
+            test.plan(Fault("kill process", "host1", at=test.now, seconds=0))
+            test.send("clicks", *(Click(user, number) for user in USERS))
+            test.settle()
+
+    with ClusterTest(counting, settings=DURABLE) as test:
+        used(6)
+        before = test.usage
+        used(6)
+        after = test.usage
+        assert after.sessions == before.sessions
+        assert after.producers == before.producers
+        assert after.open_files <= before.open_files + 4
+        assert after.files <= before.files + 8
 
 
 def test_a_fault_of_an_unknown_host_is_refused() -> None:

@@ -6,6 +6,8 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from s4node.cluster.tree.contract import Coordination
@@ -35,8 +37,24 @@ def coordination_of(config: Config) -> Coordination:
     return coordination_at(place_of(config), config)
 
 
+_provided: Callable[[], Coordination] | None = None
+
+
+@contextmanager
+def replaced(provided: Callable[[], Coordination]) -> Iterator[None]:
+    """Use this coordination during the block, wherever a configuration has it."""
+    global _provided
+    before, _provided = _provided, provided
+    try:
+        yield
+    finally:
+        _provided = before
+
+
 def coordination_at(place: str, config: Config) -> Coordination:
     """The coordination at ``place``; raises ConfigError if kazoo is not installed."""
+    if _provided is not None:
+        return _provided()
     timeout = config[settings.SESSION_TIMEOUT]
     if not is_zookeeper(place):
         from s4node.cluster.tree.folder import FolderCoordination  # late: it loads a database
