@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
 
 from s4node.app.app import App
@@ -82,10 +82,9 @@ class ClusterTest:
     system ``log`` from a host of this name.
 
     Live inputs are durable only if the ``settings`` say so, which are those of all apps, or a list
-    with those of each. State is in a folder of each host and
-    at a URL, both in memory. ``parameters`` become ``app.parameters``. A container that ends with
-    an error starts again a second later. If the block ends with an error, the seed and the faults
-    are added to it.
+    with those of each. State is in a folder of each host and at a URL, both in memory.
+    ``parameters`` become ``app.parameters``. A container that ends with an error starts again a
+    second later. If the block ends with an error, the seed and the faults are added to it.
     """
 
     def __init__(
@@ -98,11 +97,11 @@ class ClusterTest:
         log: bool = False,
         seed: int = 0,
         parameters: Mapping[str, object] | None = None,
-        settings: Mapping[str, str] | Sequence[Mapping[str, str]] = MappingProxyType({}),
+        settings: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self._apps = list(app) if isinstance(app, Sequence) else [app]
         self._containers = containers
-        each = [settings] * len(self._apps) if isinstance(settings, Mapping) else settings
+        each = settings if isinstance(settings, Sequence) else [settings or {}] * len(self._apps)
         values = {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}
         values["s4.cluster.partitions"] = str(partitions)
         self._values = [{**values, **one} for one in each]
@@ -205,6 +204,8 @@ class ClusterTest:
         if stream not in self._takers:
             known = ", ".join(self._takers) or "none"
             raise LookupError(f"no app has an input {stream!r}; known: {known}")
+        if program not in self._programs:
+            raise LookupError(f"no program {program!r}; known: {', '.join(self._programs)}")
         self._programs[program].send(stream, events, self._hosts.world.runs)
         self._hosts.world.wait_idle()
         self._raise_failure()

@@ -181,7 +181,7 @@ class World:
         if errors:
             raise errors[0]
         if not results:
-            raise S4Error(f"{function} has not ended within {_JOB_SECONDS:g} s")
+            raise self._hangs(f"{function} has not ended within {_JOB_SECONDS:g} s")
         return results[0]
 
     def call(self, function: Callable[..., T], *arguments: Any, run: Run | None = None) -> T:
@@ -277,13 +277,16 @@ class World:
             self._check(deadline)
 
     def _check(self, deadline: float) -> None:
-        """Raise S4Error, which says where all tasks wait, if it is later in real time."""
         if time.monotonic() > deadline:
-            waits = (f"\n  {run.name}: {line}" for run in self.runs.all for line in waits_of(run))
-            raise S4Error(
+            raise self._hangs(
                 f"the app did not come to rest within {_REAL_SECONDS:g} s; does a handler or a "
-                f"source go round without waiting?{''.join(waits)}"
+                f"source go round without waiting?"
             )
+
+    def _hangs(self, what: str) -> S4Error:
+        """The error that also says where all tasks wait."""
+        waits = (f"\n  {run.name}: {line}" for run in self.runs.all for line in waits_of(run))
+        return S4Error(what + "".join(waits))
 
     @contextmanager
     def inside(self) -> Iterator[None]:

@@ -99,6 +99,14 @@ def test_events_of_a_program_without_an_id_that_dies_count_at_least_once_and_in_
         assert any(len(numbers) > 8 for numbers in found)
 
 
+def test_an_unknown_input_or_program_is_refused_with_those_that_are_known() -> None:
+    with ClusterTest(counting, settings=DURABLE) as test:
+        with pytest.raises(LookupError, match="no app has an input 'hits'; known: clicks"):
+            test.send("hits", Click("joe", 0))
+        with pytest.raises(LookupError, match="no program 'guest'; known: program"):
+            test.send("clicks", Click("joe", 0), program="guest")
+
+
 @pytest.mark.parametrize("kind", ["pause", "cut off", "cut apart", "hold", "slow", "stop"])
 def test_events_of_a_fast_stream_come_once_and_in_order_while_no_process_dies(kind: Kind) -> None:
     assert fast_events(kind) == {user: list(range(12)) for user in USERS}
