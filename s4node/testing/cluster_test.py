@@ -227,13 +227,6 @@ class ClusterTest:
         self._values[0]["s4.cluster.partitions"] = str(partitions)
         self._partitions[0] = partitions
 
-    def drain_host(self, host: str) -> None:
-        """Have a host hand over its partitions of the first app, and get none.
-
-        It gets its share again once it is started again.
-        """
-        self._commands.drain_host(host)
-
     @property
     def _commands(self) -> Commands:
         folder = Path(self._folder.name) / "commands"

@@ -26,6 +26,7 @@ Kind = Literal[
     "doubt store",
     "full disk",
     "set clock",
+    "drain",
 ]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -35,6 +36,9 @@ OFTEN: tuple[Kind, ...] = (
     *("lose coordination", "doubt store"),
 )
 """What breaks most, beside another fault."""
+
+_BY_CHANCE = tuple(kind for kind in KINDS if kind != "drain") + OFTEN
+"""What a seed chooses from: a drain is asked for, and no fault."""
 
 LOG = "log"
 """The host of the log."""
@@ -59,6 +63,7 @@ class Fault(NamedTuple):
     - ``lose coordination``, ``lose store``: it does not reach these. ``doubt store``: what it puts
       there is written, but it gets an error.
     - ``full disk``: it writes nothing into its folder, neither state nor a log.
+    - ``drain``: its containers hand over their partitions, and get none until the end.
     - ``set clock``: its clock on the wall is that much ahead, until the end of the fault.
 
     A kill with a ``point`` happens when the process next passes this failpoint, if it does so
@@ -97,7 +102,7 @@ def schedule(
     chance = Random(seed)  # noqa: S311 - to be repeated
     found: list[Fault] = []
     for _ in range(count):
-        kind = chance.choice(KINDS + OFTEN)
+        kind = chance.choice(_BY_CHANCE)
         host = chance.choice(hosts)
         if host == LOG and kind == "lose host":
             kind = "kill host"  # what a log has acknowledged is on its disk alone

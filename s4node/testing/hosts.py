@@ -24,6 +24,8 @@ from pathlib import Path
 from random import Random
 
 from s4node import failpoints
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
 from s4node.log.host import LogHost
 from s4node.runtime.container.container import Container
@@ -32,6 +34,7 @@ from s4node.testing.memory_coordination import MemoryCoordination
 from s4node.testing.runs import Run
 from s4node.testing.world import World
 
+CLUSTER = "default"
 SESSION_SECONDS = 2.0
 POINTS = [
     name
@@ -141,6 +144,10 @@ class Hosts:
             "lose store": self._within(world.store.lost),
             "doubt store": self._within(world.store.doubtful),
             "set clock": (self._set_clock, self._set_clock),
+            "drain": self._on_path(
+                lambda host, _: self._tell(Registry.add_drained, host),
+                lambda host, _: self._tell(Registry.remove_drained, host),
+            ),
         }
 
     def add(self, name: str, host: str, main: Callable[[Process], Awaitable[None]]) -> Process:
@@ -253,6 +260,18 @@ class Hosts:
         host.ahead = sum(each.seconds for each in lasting if each.host == host.name)
         for run in host.runs:
             run.ahead = host.ahead
+
+    def _tell(self, change: Callable[[Registry, AppId, str], Awaitable[None]], host: str) -> None:
+        """Change whether the containers of a host are to hand over their partitions."""
+        containers = (each.container for each in self.processes.values())
+        apps = sorted({each.app.name for each in containers if each is not None})
+
+        async def tell() -> None:
+            async with self.coordination.session("drain") as session:
+                for app in apps:
+                    await change(Registry(session), AppId(CLUSTER, app), host)
+
+        self.world.start_soon(tell)
 
     def _strike(self, fault: Fault) -> None:
         if fault.point:

@@ -18,10 +18,7 @@ import trio
 
 from s4node.app.app import App
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.entries import AppId
-from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.redirector import Redirector
-from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.repartition import Repartition
 from s4node.deploy.savepoint import SavepointOf, savepoint_of
@@ -31,11 +28,10 @@ from s4node.log.host import LogHost
 from s4node.net.client.client import Client
 from s4node.net.egress.refusal import Refusal
 from s4node.runtime.container.container import Container
-from s4node.testing.hosts import Hosts, Process
+from s4node.testing.hosts import CLUSTER, Hosts, Process
 from s4node.testing.memory_store import URL
 from s4node.testing.runs import Runs
 
-_CLUSTER = "default"
 _CLIENT_SECONDS = 600.0
 """A program waits for nodes for longer than any fault lasts."""
 
@@ -65,7 +61,7 @@ def container_of(
             app = make()
             app.clock = lambda: hosts.world.now
             enrolment = Enrolment(
-                session, _CLUSTER, app.name, process.name, of, node=process.host.name
+                session, CLUSTER, app.name, process.name, of, node=process.host.name
             )
             container = process.container = Container(
                 app,
@@ -226,17 +222,6 @@ class Commands:
         with self._stopped():
             job = self._job()
             Repartition(job.app, job.folder, job.config, job.guard, partitions, job.depot).run()
-
-    def drain_host(self, host: str) -> None:
-        """Have the containers of a host hand over their partitions, and get none until it is
-        started again."""
-
-        async def ask() -> None:
-            async with self._hosts.coordination.session("drain") as session:
-                app = AppId(self._config[settings.CLUSTER_NAME], self._app)
-                await Registry(session).add_drained(app, host)
-
-        self._hosts.world.run_in_time(ask)
 
     def _job(self) -> SavepointOf:
         with self._hosts.world.inside():

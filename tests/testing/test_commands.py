@@ -8,7 +8,7 @@ import pytest
 from simulate import USERS, Click, Count, counting, durable, judge
 
 from s4node.errors import CheckpointError, SessionLost
-from s4node.testing import ClusterTest, check_seeds, spend
+from s4node.testing import ClusterTest, Fault, check_seeds, spend
 
 
 def send(test: ClusterTest, numbers: range) -> None:
@@ -55,7 +55,7 @@ def test_each_event_counts_once_whatever_fails_while_a_savepoint_is_taken() -> N
     check_seeds(saved, range(3))
 
 
-def test_a_drained_host_has_no_partitions_until_it_is_started_again() -> None:
+def test_a_drained_host_has_no_partitions_until_the_end_of_the_drain() -> None:
     def partitions_of(host: str) -> int:
         container = test._hosts.processes[host].container
         assert container is not None
@@ -63,10 +63,12 @@ def test_a_drained_host_has_no_partitions_until_it_is_started_again() -> None:
 
     with ClusterTest(counting, settings=DURABLE) as test:
         send(test, range(2))
-        test.drain_host("host1")
+        test.plan(Fault("drain", "host1", at=test.now, seconds=3))
         send(test, range(2, 4))
-        test.settle()
         assert (partitions_of("host1"), partitions_of("host2")) == (0, 4)
+        test.settle()
+        test.advance(5)
+        assert (partitions_of("host1"), partitions_of("host2")) == (2, 2)
         judge(test, 4)
 
 
