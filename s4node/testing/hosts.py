@@ -145,8 +145,8 @@ class Hosts:
             "doubt store": self._within(world.store.doubtful),
             "set clock": (self._set_clock, self._set_clock),
             "drain": self._on_path(
-                lambda host, _: self._tell(Registry.add_drained, host),
-                lambda host, _: self._tell(Registry.remove_drained, host),
+                lambda host, _: self._change_drain(Registry.add_drained, host),
+                lambda host, _: self._change_drain(Registry.remove_drained, host),
             ),
         }
 
@@ -261,7 +261,9 @@ class Hosts:
         for run in host.runs:
             run.ahead = host.ahead
 
-    def _tell(self, change: Callable[[Registry, AppId, str], Awaitable[None]], host: str) -> None:
+    def _change_drain(
+        self, change: Callable[[Registry, AppId, str], Awaitable[None]], host: str
+    ) -> None:
         """Change whether the containers of a host are to hand over their partitions."""
         containers = (each.container for each in self.processes.values())
         apps = sorted({each.app.name for each in containers if each is not None})
