@@ -108,7 +108,7 @@ class TableWindows(WindowInstances):
         try:
             start, end = span = self._kind.span(t)
         except (ValueError, OverflowError, OSError) as error:
-            raise EventTimeError(f"{t!r} is no time: {error}") from error
+            raise EventTimeError(f"{t!r} is not a valid time: {error}") from error
         ends = self._kind.ends_of(span)
         if ends[-1] + self._grace <= self.watermark:
             return None, math.inf, math.inf

@@ -142,9 +142,9 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
         folder = machine_folder(config)
         if not await trio.to_thread.run_sync(is_folder, folder, _FIX):
             raise ConfigError(
-                f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start "
-                f"one with: s4 node {cluster}, or name the nodes' folder with --folder, or their "
-                f"ZooKeeper with --coordination"
+                f"no node of cluster {cluster!r} is running: the folder {folder} does not exist; "
+                f"start one with: s4 node {cluster}, or name the nodes' folder with --folder, or "
+                f"their ZooKeeper with --coordination"
             )
     async with coordination_of(config).session(who) as session:
         yield Registry(session)

@@ -205,15 +205,15 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def no_node(cluster: str, others: Collection[str], place: str = "") -> str:
-    """The message if no node of a cluster lives, but nodes of ``others`` do. ``place`` is that of
+    """The message if no node of a cluster runs, but nodes of ``others`` do. ``place`` is that of
     the coordination which was asked, if it was one."""
     where = f" in {place}" if place else ""
     fix = f"start one with: s4 node {cluster}"
     if others:
-        fix = f"nodes of {', '.join(others)} do: name it with --cluster; or {fix}"
+        fix = f"nodes of {', '.join(others)} are: name it with --cluster; or {fix}"
     elif place:
         fix += ", or name the nodes' folder with --folder, or their ZooKeeper with --coordination"
-    return f"no node of cluster {cluster!r} lives{where}; {fix}"
+    return f"no node of cluster {cluster!r} is running{where}; {fix}"
 
 
 Rows: TypeAlias = dict[tuple[str, str, str], Row]

@@ -1,10 +1,10 @@
-"""The time of an event: how it is found, and what is no time. Pure.
+"""The time of an event: how it is found, and which values are refused. Pure.
 
 Rules
 - The field of the event that its stream names has it: seconds since 1970 as a float, milliseconds
   as an int, or a datetime with a time zone. Inside, times are seconds.
-- What is no time, or too far in the future, refuses the event. A whole number so small that it must
-  be seconds is refused, too.
+- An event whose value is not a time, or is too far in the future, is refused. So is a whole number
+  so small that it must be seconds.
 - An event of a stream that names no field has the time at which its frame was made. That is one
   time for all events of a batch.
 - Fields whose declared type says what they hold are read by one expression; others are checked one
@@ -111,7 +111,9 @@ class TimeRule:
         raise self.refusal(time, "a time is above 0")
 
     def refusal(self, value: Any, why: str) -> EventTimeError:
-        return EventTimeError(f"stream {self._stream!r}: {self.name}={value!r} is no time: {why}")
+        return EventTimeError(
+            f"stream {self._stream!r}: {self.name}={value!r} is not a valid time: {why}"
+        )
 
     def latest_of(self, _batch: EventBatch, events: Sequence[Any], now: float) -> float | None:
         """The latest time of these events of a batch; see ``latest``."""

@@ -95,8 +95,8 @@ def _of_cluster(
         raise (ours[0] if ours else group) from None
     if not nodes:
         raise ConfigError(
-            f"no node of cluster {cluster!r} lives in {place}; start one with: s4 node {cluster}, "
-            f"or name the nodes' folder, or their ZooKeeper, with option coordination"
+            f"no node of cluster {cluster!r} is running in {place}; start one with: s4 node "
+            f"{cluster}, or name the nodes' folder, or their ZooKeeper, with option coordination"
         )
     logs: list[str] = []
     having: list[str] = []

@@ -68,8 +68,8 @@ async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_
         none = await run_s4("status", "--cluster", "west", cwd=folder)
         assert none.returncode == 1
         assert none.stderr == (
-            "no node of cluster 'west' lives; nodes of alone, default, east, shop do: name it "
-            "with --cluster; or start one with: s4 node west\n"
+            "no node of cluster 'west' is running; nodes of alone, default, east, shop are: name "
+            "it with --cluster; or start one with: s4 node west\n"
         )
 
 
@@ -289,7 +289,7 @@ async def test_the_log_of_a_cluster_is_found_where_its_nodes_find_each_other(fol
                 )
     said = await asked("log", "describe", ok=False)
     assert said.splitlines()[-1].startswith(
-        f"s4: no node of cluster 'east' lives in {folder / 'nodes'}; start one"
+        f"s4: no node of cluster 'east' is running in {folder / 'nodes'}; start one"
     )
 
 

@@ -371,13 +371,13 @@ async def test_an_app_that_is_deployed_before_its_node_runs_waits_for_it(folder:
 
 async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
-    assert "no node of cluster 'shop' lives: the folder" in done.stderr
+    assert "no node of cluster 'shop' is running: the folder" in done.stderr
     assert " does not exist; start one with: s4 node shop" in done.stderr
     async with node(folder, "one"):
         pass
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
     assert (
-        f"no node of cluster 'shop' lives in {folder / 'shared'}; start one with: s4 node shop,"
+        f"no node of cluster 'shop' is running in {folder / 'shared'}; start one with: s4 node"
         in done.stderr
     )
 
@@ -466,7 +466,7 @@ async def test_an_app_that_is_not_there_cannot_be_removed(folder: Path) -> None:
             done = await run_s4(*command, *where, cwd=folder)
             assert done.returncode == 1
             assert (
-                f"no node of cluster 'shops' lives in {folder / 'shared'}; nodes of shop do"
+                f"no node of cluster 'shops' is running in {folder / 'shared'}; nodes of shop are"
                 in done.stderr
             )
 
@@ -903,7 +903,7 @@ async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
 
 async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folder: Path) -> None:
     none = await s4_of(folder, "status", ok=False)
-    assert "no node of cluster 'shop' lives: the folder" in none.stderr
+    assert "no node of cluster 'shop' is running: the folder" in none.stderr
     assert " does not exist; start one with: s4 node shop" in none.stderr
     async with node(folder, "one"):
         pass
@@ -912,7 +912,7 @@ async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folde
         none = await s4_of(folder, *command, ok=False)
         assert none.returncode == 1
         assert (
-            f"no node of cluster 'shop' lives in {folder / 'shared'}; start one with: s4 node shop,"
+            f"no node of cluster 'shop' is running in {folder / 'shared'}; start one with: s4 node"
             in none.stderr
         )
     async with node(folder, "one") as one, node(folder, "two"):

@@ -344,6 +344,6 @@ async def test_a_command_about_a_cluster_that_zookeeper_does_not_know_says_which
         done = await run_s4(*command.split(), *where, *state, cwd=cluster.place)
     assert done.returncode == 2
     assert done.stderr == (
-        f"s4: no node of cluster 'sohp' lives in {cluster.zookeeper.url('s4')}; nodes of shop do: "
-        f"name it with --cluster; or start one with: s4 node sohp\n"
+        f"s4: no node of cluster 'sohp' is running in {cluster.zookeeper.url('s4')}; nodes of shop "
+        f"are: name it with --cluster; or start one with: s4 node sohp\n"
     )

@@ -284,7 +284,7 @@ def test_a_cluster_means_its_node_with_the_log(spark: Any, node: Node, stream: s
     by_name = {"cluster": "demo", "coordination": folder, "address": None}
     written(shuffled(spark, 100), node, stream, **by_name).save()
     check_exact(node.rows(stream), 100)
-    with pytest.raises(Exception, match="no node of cluster 'other' lives in") as error:
+    with pytest.raises(Exception, match="no node of cluster 'other' is running in") as error:
         written(shuffled(spark, 10), node, stream, **{**by_name, "cluster": "other"}).save()
     assert "start one with: s4 node other, or name the nodes' folder" in said(error)
     with pytest.raises(Exception, match="options address and cluster say the same"):

@@ -66,7 +66,7 @@ def parts_of(snapshots: Sequence[Snapshot], *, live: bool) -> list[Line | Table]
 
 def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
     if not snapshot.nodes:
-        return [Line(f"no node of cluster {snapshot.cluster!r} lives")]
+        return [Line(f"no node of cluster {snapshot.cluster!r} is running")]
     where = f"in {snapshot.folder}" if snapshot.folder else f"process {snapshot.nodes[0].pid}"
     parts: list[Line | Table] = [
         Line(on_one_line(f"cluster {snapshot.cluster}, {where}"), "bold", heading=True)

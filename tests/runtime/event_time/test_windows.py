@@ -301,7 +301,7 @@ def test_windows_of_generic_events_and_of_an_async_pe() -> None:
     with AppTest(app) as test:
         test.send("in", *(GenericEvent(k="a", at=t) for t in (1.0, 2.0, 60.0)), GenericEvent(k="a"))
         assert test.output("out") == [GenericEvent(key="a", n=2)]
-        assert "at=None is no time" in test.refused[0].reason
+        assert "at=None is not a valid time" in test.refused[0].reason
 
 
 def test_the_metrics_show_open_windows_late_events_and_the_watermark() -> None:
