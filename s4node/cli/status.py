@@ -181,7 +181,7 @@ async def look(config: Config, who: str) -> Seen:
                 shown.append(await of_process(process, ask))
     if not every:
         return Seen(shown, no_node(cluster, sorted(living), own if named else ""))
-    where = f"no node lives in {own}" if named else "nothing of yours is running here"
+    where = f"no node runs in {own}" if named else "nothing of yours is running here"
     return Seen(shown, f"{where}; start an app with: s4 run APP, or a node with: s4 node CLUSTER")
 
 

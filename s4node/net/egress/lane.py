@@ -307,7 +307,7 @@ def checked_watermark(time: float, now: float) -> float:
     except TypeError:  # a text, or a datetime
         good = False
     if not good:
-        raise EventError(f"watermark({time!r}) is no time; give seconds since 1970")
+        raise EventError(f"watermark({time!r}) is not a valid time; give seconds since 1970")
     if problem := far_ahead(time, now):
         raise EventError(f"watermark({time!r}): {problem}; give seconds since 1970")
     return time

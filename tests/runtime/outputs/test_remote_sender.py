@@ -46,7 +46,7 @@ async def test_a_time_is_told_after_the_events_before_it_and_to_later_consumers(
         one.pump(trio.current_time() + second)
     assert shop.latest.value == 101
     assert connect(one, "bank").latest.value == 101
-    with pytest.raises(EventError, match="is no time"):
+    with pytest.raises(EventError, match="is not a valid time"):
         one.watermark(0)
 
 
