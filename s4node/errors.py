@@ -358,13 +358,28 @@ class PackageError(S4Error):
     """An app cannot be packaged, or a package cannot be read or run here."""
 
 
-class ContainerFailed(S4Error):  # noqa: N818
-    """A container process does not run; has the reason, and the traceback of the app's error."""
+class FailedElsewhere(S4Error):  # noqa: N818
+    """The app has failed in another process, with this traceback, or none, and exit status."""
 
-    def __init__(self, container: str, reason: str, trace: str = "") -> None:
-        super().__init__(f"{container} does not run: {reason}")
-        self.reason = reason
+    def __init__(self, message: str, trace: str, status: int) -> None:
+        super().__init__(message)
         self.trace = trace
+        self.status = status
+
+
+class ContainerFailed(FailedElsewhere):
+    """A container process does not run; has the reason."""
+
+    def __init__(self, container: str, reason: str, trace: str, status: int) -> None:
+        super().__init__(f"{container} does not run: {reason}", trace, status)
+        self.reason = reason
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a process that ends with ``error``: 2 if what it was given cannot run."""
+    if isinstance(error, FailedElsewhere):
+        return error.status
+    return 2 if isinstance(error, (ConfigError, GraphError)) else 1
 
 
 def described(error: BaseException) -> str:

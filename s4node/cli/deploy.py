@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
 
@@ -21,7 +19,6 @@ from s4node.cli.arguments import (
     utf8,
 )
 from s4node.cli.output import give, tell
-from s4node.cluster.node import deploy_protocol as protocol
 from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
 from s4node.deploy import deploy as deploying
@@ -106,24 +103,15 @@ def deploy(
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
     back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint is not None else None
     agreed = StateCheck(unused=tuple(unused), same_keys=same_keys)
-    done = _deployed(partial(deploying.deploy, package, config, partitions, back, agreed))
+    done = trio.run(deploying.deploy, package, config, partitions, back, agreed)
     return _tell_deployed(done, as_json=as_json)
 
 
 def rollback(name: str, config: Config, *, outputs: str, accept_loss: bool, as_json: bool) -> int:
     """Go back to the former version of an app; returns the exit status."""
-    again = bool(outputs)
-    roll_back = partial(deploying.roll_back, outputs_again=again, accept_loss=accept_loss)
-    return _tell_deployed(_deployed(partial(roll_back, name, config)), as_json=as_json)
-
-
-def _deployed(deploys: Callable[[], Awaitable[deploying.Deployed]]) -> deploying.Deployed:
-    try:
-        return trio.run(deploys)
-    except protocol.NodeRefused as error:
-        if error.failed.trace:
-            print(error.failed.trace, end="", file=sys.stderr)
-        raise
+    agreed = {"outputs_again": bool(outputs), "accept_loss": accept_loss}
+    done = trio.run(partial(deploying.roll_back, name, config, **agreed))
+    return _tell_deployed(done, as_json=as_json)
 
 
 def _tell_deployed(done: deploying.Deployed, *, as_json: bool) -> int:

@@ -41,7 +41,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command(
         "s4node.cli.run:run_arguments",
-        "run an app, in this process or in several",
+        "run an app, in this process or on nodes of its own",
         "s4 run hello.py --nodes 3",
     ),
     "node": Command(

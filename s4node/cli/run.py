@@ -50,8 +50,8 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     parts = "partition tasks of the app (default: as many as nodes)"
     parser.add_argument("--partitions", dest=PARTITIONS, metavar="N", help=parts)
     nodes = (
-        "share the partitions among N container processes; those without any are spares "
-        "(default: job.container.count)"
+        "start N nodes on this machine and deploy the app to them, for as long as this runs; those "
+        "without partitions are spares (default: job.container.count)"
     )
     parser.add_argument("--nodes", type=count, metavar="N", help=nodes)
     from_options(parser)
@@ -90,7 +90,7 @@ def run(
     accept_loss: bool,
     as_json: bool,
 ) -> int:
-    """Run an app here, or in several processes; returns the exit status."""
+    """Run an app here, or on nodes of its own; returns the exit status."""
     if nodes:
         config = config.with_({CONTAINER_COUNT.name: "0"})  # partitions for all containers
         if config.origin(CLUSTER_PARTITIONS) == "default":

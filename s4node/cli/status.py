@@ -24,7 +24,7 @@ from s4node.cli.output import tell
 from s4node.cli.render import dashboard
 from s4node.cli.running_apps import credentials_of, listed
 from s4node.cluster.node.running import Running, running_processes
-from s4node.cluster.tree.coordinations import is_zookeeper, place_of
+from s4node.cluster.tree.coordinations import in_folder, is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.answers import registry_of
@@ -194,4 +194,4 @@ def _credentials(config: Config, processes: Sequence[Running]) -> Credentials | 
 def _at(config: Config, place: str) -> Config:
     if is_zookeeper(place):
         return config.with_({settings.COORDINATION.name: place})
-    return config.with_({settings.COORDINATION.name: "", settings.COORDINATION_FOLDER.name: place})
+    return in_folder(config, place)

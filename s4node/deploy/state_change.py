@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -28,7 +28,6 @@ from s4node.cluster.node.package import Store
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.savepoint import SavepointOf, savepoint_of
-from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, check_senders
 from s4node.errors import CheckpointError, DeployFailed, JobRuns
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.folders import told
@@ -37,6 +36,9 @@ from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.job import folder_of
 from s4node.state.remote_job import RemoteJob, depot_of
+
+if TYPE_CHECKING:
+    from s4node.deploy.savepoint_restore import SavepointRestore
 
 R = TypeVar("R")
 
@@ -93,17 +95,21 @@ class StateChange:
             if self._back is None:
                 yield ""
                 return
+            from s4node.deploy import savepoint_restore as restoring  # late: loads the runtime
+
             manifest = self.place.manifest_of(self._back.savepoint)
             manifest.check_app(self._id.app)
-            check_layout(self._id.app, self._folder, self._depot, manifest)
+            restoring.check_layout(self._id.app, self._folder, self._depot, manifest)
             with told(self._folder):
                 saved = stack.enter_context(self.place.opened(manifest))
-                check_senders(self._id.cluster, manifest, saved)
+                restoring.check_senders(self._id.cluster, manifest, saved)
                 self._restore = self._restored(manifest, saved)
                 self._check_agreed(lambda _: None)
             yield str(saved)
 
     def _restored(self, manifest: Manifest, saved: Path) -> SavepointRestore:
+        from s4node.deploy.savepoint_restore import SavepointRestore
+
         return SavepointRestore(
             self._id.app, self._folder, self._config, self._depot, manifest, saved
         )

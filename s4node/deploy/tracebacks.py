@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from s4node.errors import NotRestorable, S4Error, presentable
+from s4node.errors import FailedElsewhere, NotRestorable, S4Error, presentable
 
 _FRAMES = 6
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -26,6 +26,8 @@ _LIBRARIES = (
 
 def cause_trace(error: S4Error) -> str:
     """The traceback of the cause of an s4node error; empty without user code."""
+    if isinstance(error, FailedElsewhere):
+        return error.trace
     cause = error.__cause__
     if isinstance(cause, NotRestorable):
         cause = cause.__cause__  # the error of the class's migrate

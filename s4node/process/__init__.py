@@ -1,7 +1,7 @@
-"""Processes: each runs a container, a node, or several containers on this machine.
+"""Processes: each runs a container, a node, or several nodes.
 
-``serve`` runs a container for ``s4 run``, ``container_process`` for a supervisor. ``launch`` runs
-several for ``s4 run --nodes``. ``container_entry`` lets commands find a container. ``stdio`` and
+``serve`` runs a container for ``s4 run``, ``container_process`` for a node's supervisor. ``launch``
+runs nodes for ``s4 run --nodes``. ``container_entry`` lets commands find a container. ``stdio`` and
 ``log_setup`` prepare the standard streams and the logs. ``loading`` is about Ctrl-C before that,
 ``stopping`` about the end.
 

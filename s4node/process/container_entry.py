@@ -2,7 +2,7 @@
 
 Rules
 - A container without a supervisor says itself how it is, at its own address. For others, their node
-  or ``s4 run --nodes`` does.
+  does.
 - The entry has the settings with which a command sees the same state: an absolute path of the state
   folder, and the address of the log.
 """
@@ -40,7 +40,7 @@ def streams_of(app: App) -> tuple[list[str], list[str]]:
 async def listed(container: Container, begin: Begin | None = None) -> AsyncIterator[None]:
     """List the container during the block; without ``begin`` it has no supervisor."""
     if begin is None:
-        container.front.status = StatusAnswers(partial(_status, container))
+        container.front.status = StatusAnswers(container.node, partial(_status, container))
     with running_entry() as entry:
         entry.write(_running(container, begin))
 
@@ -67,7 +67,7 @@ def _running(container: Container, begin: Begin | None) -> Running:
         pid=os.getpid(),
         cluster=config[settings.CLUSTER_NAME],
         node=container.node,
-        app=(begin.app if begin is not None else "") or app.name,
+        app=begin.app if begin is not None else app.name,
         place=begin.coordination if begin is not None else "",
         address=address if ready else "",
         log=container.log is not None,
@@ -78,9 +78,7 @@ def _running(container: Container, begin: Begin | None) -> Running:
     )
 
 
-def _status(container: Container, name: str) -> NodeStatus | None:
-    if name != container.node:
-        return None
+def _status(container: Container) -> NodeStatus:
     app, cluster = container.app, container.config[settings.CLUSTER_NAME]
     ready = container.ready.is_set()
     died, died_ms = container.died

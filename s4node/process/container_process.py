@@ -29,7 +29,7 @@ from typing import NoReturn
 
 import trio
 
-from s4node.app.app import AdapterApp, App
+from s4node.app.app import App
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node import package, supervisor_protocol
 from s4node.cluster.node.package import Store, packages_url
@@ -37,16 +37,15 @@ from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.cluster.tree.coordinations import coordination_at
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.load_app import load_app, load_packaged
+from s4node.deploy.load_app import load_packaged
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import (
-    ConfigError,
     EventsLost,
-    GraphError,
     S4Error,
     described,
     leaves,
     presentable,
+    status_of,
 )
 from s4node.forks import closed_in_forks
 from s4node.metrics.statistics import ContainerStatistics
@@ -218,7 +217,7 @@ def failure(error: BaseException) -> supervisor_protocol.Failed:
     found = [leaf for leaf in leaves(error) if not isinstance(leaf, trio.Cancelled)] or [error]
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
     leaf = (ours or found)[0]
-    status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
+    status = status_of(leaf)
     if ours:
         lost = isinstance(leaf, EventsLost)
         return supervisor_protocol.Failed(
@@ -233,24 +232,14 @@ def failure(error: BaseException) -> supervisor_protocol.Failed:
 
 
 def _load(begin: supervisor_protocol.Begin, config: Config) -> App:
-    app = _packaged(begin, config) if begin.package else load_app(begin.target)
-    if begin.adapter and not isinstance(app, AdapterApp):
-        raise ConfigError(f"{begin.target} is not an AdapterApp; run it without --adapter")
-    return app
-
-
-def _packaged(begin: supervisor_protocol.Begin, config: Config) -> App:
-    file = Path(begin.package)
-    url = packages_url(config)  # since the node fetched it, the file may have been removed
+    file, place = Path(begin.package), begin.coordination
+    url = packages_url(place, config)  # since the node fetched it, the file may have been removed
     data = Store(file.parent, url, config[settings.CLUSTER_NAME]).get(begin.digest)
     return load_packaged(package.decode(data), Path(begin.folder))
 
 
 async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: Config) -> None:
-    deployed_as = begin.app if begin.version else ""
-    container = Container(
-        app, config, node=begin.member, deployed_as=deployed_as, node_log=begin.log
-    )
+    container = Container(app, config, node=begin.member, deployed_as=begin.app, node_log=begin.log)
     stopping = trio.Event()
 
     def stop() -> None:
@@ -269,7 +258,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
             await container.prepare(waits=not begin.hold)  # else it is told who has asked
             if begin.hold and not stopping.is_set():
                 await container.check_saved_state(begin.check)
-            line.say(supervisor_protocol.Prepared(app.name, *streams_of(app)))
+            line.say(supervisor_protocol.Prepared(*streams_of(app)))
             if begin.hold:
                 async with trio.open_nursery() as either:
                     for event in (line.go, stopping):
@@ -302,14 +291,13 @@ async def _enrolled(
     if not begin.coordination:
         yield
         return
-    app = begin.app or container.app.name
     coordination = coordination_at(begin.coordination, config)
-    async with coordination.session(f"{app} on {begin.member}") as session:
+    async with coordination.session(f"{begin.app} on {begin.member}") as session:
         line.say(supervisor_protocol.Enrolled(session.key))
         container.enrolment = Enrolment(
             session,
             cluster=config[settings.CLUSTER_NAME],
-            app=app,
+            app=begin.app,
             member=begin.member,
             expected=begin.expected,
             containers=config[settings.CONTAINER_COUNT],

@@ -14,7 +14,7 @@ import resource
 import sys
 
 from s4node.deploy.tracebacks import cause_trace
-from s4node.errors import ConfigError, GraphError, S4Error, leaves
+from s4node.errors import S4Error, leaves, status_of
 from s4node.process import stdio
 
 _NO_FILES = os.strerror(errno.EMFILE)  # RocksDB uses these words, too
@@ -42,7 +42,7 @@ def exit_status(error: BaseException) -> int:
                 raise error
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return 130
-    return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
+    return max(map(status_of, found))
 
 
 def _tell_output(error: BaseException) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import trio
 
 from s4node.cluster.node.node import Node
-from s4node.cluster.node.running import Running, running_entry, settings_for_commands
+from s4node.cluster.node.running import Running, RunningEntry, running_entry, settings_for_commands
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.logger import get_logger
@@ -40,17 +40,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
 
         def ready() -> None:
             tune_python()
-            entry.write(
-                Running(
-                    pid=os.getpid(),
-                    cluster=node.cluster,
-                    node=node.name,
-                    place=node.place,
-                    address=node.address,
-                    log=bool(config[settings.LOG_FOLDER]),
-                    settings=settings_for_commands(config, node.address),
-                )
-            )
+            list_node(entry, node)
             on_ready(node)
 
         async with trio.open_nursery() as nursery:
@@ -60,3 +50,18 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
             status = await run_until_signal(node, ready)
             nursery.cancel_scope.cancel()
         return status
+
+
+def list_node(entry: RunningEntry, node: Node) -> None:
+    """List this process as that of a node."""
+    entry.write(
+        Running(
+            pid=os.getpid(),
+            cluster=node.cluster,
+            node=node.name,
+            place=node.place,
+            address=node.address,
+            log=bool(node.config[settings.LOG_FOLDER]),
+            settings=settings_for_commands(node.config, node.address),
+        )
+    )

@@ -1,9 +1,10 @@
-"""``s4 run APP --nodes N``: several container processes behind one address."""
+"""``s4 run APP --nodes N``: nodes in one process, and an app that is deployed to them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, free_port, run_s4, s4_process, until
+from log_nodes import log_at, log_node, read_all
 
-from s4node import Client, Event
+from s4node import Client, Event, GenericEvent, Oldest
+from s4node.events.keys import Partitioner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -130,6 +133,59 @@ async def test_a_container_that_stops_with_events_that_nobody_took_fails_the_com
     )
 
 
+@pytest.mark.parametrize("partition", [0, 1])
+async def test_at_a_stop_the_log_takes_what_the_last_container_sends(
+    tmp_path: Path, partition: int
+) -> None:
+    (tmp_path / "relay.py").write_text(
+        "import trio\n"
+        "from s4node import App, Event, ProcessingElement\n"
+        "class Click(Event):\n    user: str\n"
+        "class Pass(ProcessingElement):\n"
+        "    async def on_event(self, click: Click):\n"
+        "        print('begins', flush=True)\n"
+        "        await trio.sleep(0.5)\n"
+        "        out.put(click)\n"
+        "app = App('relay')\n"
+        "app.create_input_stream('clicks', app.create_pe(Pass), key='user')\n"
+        "out = app.create_output_stream('totals', types=Click)\n"
+    )
+    async with log_node(tmp_path) as node, log_at(node.address) as made:
+        await made.create("totals", 1)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    log = ("-p", f"s4.log.folder={tmp_path / 'log'}")
+    to_log = ("-p", "s4.stream.totals.consumers=log", "-p", f"s4.cluster.log.address={address}")
+    command = ("run", "relay.py", "--listen", address, "--nodes", "2", *log, *to_log)
+    async with s4_process(*command, cwd=tmp_path) as process:
+        user = next(user for user in USERS if Partitioner(2).partition_of(user) == partition)
+        async with Client(address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send(Click(user))
+            await until(lambda: process.stdout == ["begins"])
+            process.signal(signal.SIGINT)
+            assert await process.wait() == 0, process.errors
+    async with log_node(tmp_path) as node:
+        found = await read_all(node.address, "totals", 1, types=Click, start=Oldest())
+    assert found == [Click(user)]
+
+
+async def test_a_client_that_comes_before_the_app_runs_waits_for_it(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = ("run", "waits.py", "--listen", address, "--nodes", "2")
+    async with (
+        s4_process(*command, cwd=tmp_path, ready=False) as process,
+        Client(address) as client,
+    ):
+        await until(lambda: process.stdout == ["begins"] * 2)
+        with trio.move_on_after(0.3):  # it is told at once that there is no such stream
+            await client.stream("clicks")
+        await trio.Path(tmp_path, "go").touch()
+        clicks = await client.stream("clicks")
+        await clicks.send(GenericEvent(user="joe"))
+        assert await clicks.flush() == []
+
+
 async def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     async with launched(tmp_path, "--nodes", "2") as process:
         await click_all(process.address)
@@ -166,7 +222,7 @@ async def test_containers_whose_tasks_are_done_are_not_started_again_and_the_com
     assert "a container ended" not in done.stderr
 
 
-async def test_s4_status_finds_a_launched_app_and_nothing_can_be_deployed_there(
+async def test_commands_of_a_cluster_see_its_nodes_and_it_ends_when_the_app_is_undeployed(
     tmp_path: Path,
 ) -> None:
     async with launched(tmp_path, "--nodes", "3", "--partitions", "2") as process:
@@ -179,9 +235,32 @@ async def test_s4_status_finds_a_launched_app_and_nothing_can_be_deployed_there(
         (app,) = snapshot["apps"]
         assert (app["name"], app["state"], len(set(app["owners"]))) == ("counter", "running", 2)
         assert sorted(app["containers"]) == ["node-1", "node-2", "node-3"]
+        for node in snapshot["nodes"]:
+            await click_all(node["address"])
         gone = await run_s4("undeploy", "counter", "--folder", folder, cwd=tmp_path)
-        assert gone.returncode == 1
-        assert f"'s4 run' of counter, process {process.pid} on " in gone.stderr
+        assert gone.returncode == 0, gone.stderr
+        assert await process.wait() == 0
+
+
+async def test_it_goes_on_while_no_container_runs_as_the_app_is_to_run_again(
+    tmp_path: Path,
+) -> None:
+    durable = ("-p", "s4.stream.clicks.grade=durable", "-p", f"s4.state.folder={tmp_path}/state")
+    async with launched(tmp_path, "--nodes", "2", *durable) as process:
+        await until(lambda: any("see it:" in line for line in process.stderr))
+        folder = process.stderr[-1].removeprefix("  see it:  s4 top --folder ")
+        await click_all(process.address)
+        broken = COUNTER.replace('App("counter")', "Broken('counter')").replace(
+            "app =", "class Broken(App):\n    def on_start(self): 1 / 0\napp ="
+        )
+        (tmp_path / "broken.py").write_text(broken)
+        refused = await run_s4("deploy", "broken.py", *durable, "--folder", folder, cwd=tmp_path)
+        assert "ZeroDivisionError" in refused.stderr
+        assert "is restored" in refused.stderr
+        grown = await run_s4("repartition", "counter", "4", "--folder", folder, cwd=tmp_path)
+        assert grown.returncode == 0, grown.stderr
+        await click_all(process.address)
+        await until(lambda: sum(line.endswith(" 2") for line in process.stdout) == len(USERS))
 
 
 async def test_the_addresses_can_be_had_as_json(tmp_path: Path) -> None:
@@ -205,7 +284,8 @@ async def test_an_app_that_cannot_run_ends_the_command_with_its_reason(tmp_path:
 
 async def test_a_container_that_is_killed_at_its_start_is_named(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
-        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n" + COUNTER
+        "import os, time\nfrom s4node import App\nclass Slow(App):\n    def on_init(self):\n"
+        "        print(os.getpid(), flush=True)\n        time.sleep(60)\napp = Slow('slow')\n"
     )
     command = ("run", "slow.py", "--listen", ANY_PORT, "--nodes", "2")
     async with s4_process(*command, cwd=tmp_path, ready=False) as process:
@@ -213,7 +293,7 @@ async def test_a_container_that_is_killed_at_its_start_is_named(tmp_path: Path) 
         for pid in process.stdout:
             os.kill(int(pid), signal.SIGKILL)
         assert await process.wait() == 1
-        assert process.stderr[-1] == "s4: node-1 does not run: it was ended by SIGKILL"
+        assert re.fullmatch(r"s4: node 'node-[12]': it was ended by SIGKILL", process.stderr[-1])
 
 
 async def test_a_container_is_asked_for_no_pulse_while_its_app_starts(tmp_path: Path) -> None:
@@ -266,7 +346,7 @@ async def test_ctrl_c_before_the_app_is_ready_says_that_it_never_ran(tmp_path: P
         await until(lambda: process.stdout == ["begins"] * 2)
         process.signal(signal.SIGINT)
         assert await process.wait() == 130
-        assert process.stderr == ["s4: stopped before it ran"]
+        assert process.stderr[-1] == "s4: stopped before it ran"
 
 
 PRINTS = """\
@@ -387,6 +467,22 @@ class Count(ProcessingElement):
         print(os.getpid(), self.key, self.clicks)
 app = App("counter")
 app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+WAITS = """\
+import os
+import trio
+from s4node import App, ProcessingElement
+class Count(ProcessingElement):
+    def on_event(self, event):
+        pass
+class Waits(App):
+    async def on_init(self):
+        print("begins", flush=True)
+        while not os.path.exists("go"):
+            await trio.sleep(0.01)
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+app = Waits("waits")
 """
 
 SLOW_START = """\

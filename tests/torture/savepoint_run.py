@@ -47,7 +47,7 @@ PATIENCE_SECONDS = 120.0
 TIMEOUT = "15"
 """Seconds that a savepoint may take, if containers die meanwhile."""
 
-_KILLED = "does not run: it was ended by SIGKILL"
+_KILLED = ": it was ended by SIGKILL"
 """What ``s4 run --nodes`` says if one of its containers is killed before all of them run."""
 
 _route = Partitioner(PARTITIONS, crc32m).partition_of

@@ -13,7 +13,15 @@ from typing import TypeVar
 
 import msgspec
 
-from s4node.errors import NodeUnreachable, S4Error, SessionLost, described, leaves
+from s4node.errors import (
+    FailedElsewhere,
+    NodeUnreachable,
+    S4Error,
+    SessionLost,
+    described,
+    leaves,
+    status_of,
+)
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.savepoints.manifest import AS_IS, StateCheck
@@ -67,10 +75,12 @@ class Ready(msgspec.Struct, tag="ready", tag_field="answer", frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", tag_field="answer", frozen=True):
-    """The request failed; ``trace`` is the traceback if the app's code raised."""
+    """The request failed; ``trace`` is the traceback if the app's code raised, and ``status`` the
+    exit status of who has asked."""
 
     error: str
     trace: str = ""
+    status: int = 1
 
 
 Answer = Settings | Prepared | Ready | Failed
@@ -103,7 +113,7 @@ def _failed(group: BaseExceptionGroup[Exception]) -> Failed:
     """The answer for the first exception of a failed request."""
     error = leaves(group)[0]
     if isinstance(error, S4Error):
-        return Failed(str(error))
+        return Failed(str(error), status=status_of(error))
     log.error("a request failed", reason=described(error), exc_info=error)
     return Failed(f"the node could not do this: {described(error)}; see its log")
 
@@ -118,10 +128,8 @@ def of_kind(node: str, answer: Answer, kind: type[M]) -> M:
     return answer
 
 
-class NodeRefused(S4Error):  # noqa: N818
-    """A node could not do what it was asked; ``failed`` has the reason."""
+class NodeRefused(FailedElsewhere):
+    """A node could not do what it was asked."""
 
     def __init__(self, node: str, failed: Failed) -> None:
-        super().__init__(f"node {node!r}: {failed.error}")
-        self.node = node
-        self.failed = failed
+        super().__init__(f"node {node!r}: {failed.error}", failed.trace, failed.status)

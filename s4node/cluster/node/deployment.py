@@ -130,4 +130,4 @@ class Deployments:
                 version=process.begin.version,
                 reason=error.reason,
             )
-            await say(protocol.Failed(error.reason, error.trace))
+            await say(protocol.Failed(error.reason, error.trace, error.status))

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
@@ -42,6 +41,7 @@ from s4node.cluster.node.deployment import Deployments
 from s4node.cluster.node.node_folder import node_folder
 from s4node.cluster.node.node_status import NodeStatus
 from s4node.cluster.node.package import Manifest, Store, packages_url, store_folder
+from s4node.cluster.node.post import Post
 from s4node.cluster.node.redirector import Redirector
 from s4node.cluster.node.supervisor import (
     ContainerProcess,
@@ -53,6 +53,7 @@ from s4node.cluster.node.supervisor import (
 from s4node.cluster.tree.contract import LastingTreeError, Session
 from s4node.cluster.tree.coordinations import (
     coordination_of,
+    in_folder,
     is_zookeeper,
     machine_folder,
     place_of,
@@ -79,35 +80,6 @@ _AGAIN_SECONDS = 1.0
 """The pause before a failed step is retried."""
 
 
-@dataclass
-class Post:
-    """An app's place on this node."""
-
-    app: str
-    wanted: AppInfo | None = None
-    running: AppInfo | None = None
-    process: ContainerProcess | None = None
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
-    known: AppInfo | None = None  # the version that has these streams
-    failure: str = ""
-    paused: bool = False
-    changed: trio.Event = field(default_factory=trio.Event)
-
-    def change(self) -> None:
-        """Wake the task that looks after the app."""
-        self.changed.set()
-        self.changed = trio.Event()
-
-    def learn(self) -> None:
-        """Learn the app's streams, once one of its processes has reported them."""
-        prepared = self.process.prepared if self.process is not None else None
-        if prepared is not None:
-            self.inputs, self.outputs = tuple(prepared.inputs), tuple(prepared.outputs)
-            self.known = self.running
-
-
 def check_name(name: str) -> None:
     """Raise ConfigError unless ``name`` is a node name, which has to fit into lists and logs."""
     if not (is_name(name) and name.isprintable()):
@@ -128,26 +100,35 @@ class UnfitNode(CoordinationError):  # noqa: N818
 
 
 class Node:
-    """A node; call :meth:`run` once. Raises ConfigError for a name that is none."""
+    """A node; call :meth:`run` once. Raises ConfigError for a name that is none.
 
-    def __init__(self, config: Config, name: str = "") -> None:
-        self.config = config
+    With ``folder`` the nodes find each other there; if state has a URL, its coordination remains
+    that of the settings. ``log`` is the address of the log of another node, if that is the
+    containers' own.
+    """
+
+    def __init__(self, config: Config, name: str = "", *, folder: str = "", log: str = "") -> None:
+        here = in_folder(config, folder) if folder else config
+        self.config = config if config[settings.STATE_URL] else here
         self.cluster = config[settings.CLUSTER_NAME]
-        self.place = place_of(config)
+        self.place = place_of(here)
         self.name = name or default_name(self.place)
         check_name(self.name)
         self.ready = trio.Event()
-        self._coordination = coordination_of(config)
-        self._own = machine_folder(config)
-        self._url = packages_url(config)
+        self.awaits_app = False
+        """Set while an app is about to be deployed: clients wait for its streams."""
+        self._log = log
+        self._coordination = coordination_of(here)
+        self._own = machine_folder(here)
+        self._url = packages_url(self.place, config)
         self.packages = Store(store_folder(self._own), self._url, self.cluster)
-        self._redirector = Redirector(config, self.name, self._lookup, self._status_of)
+        self._redirector = Redirector(config, self.name, self._lookup, self.status)
         self._posts: dict[str, Post] = {}
         self._groups: dict[str, Group] = {}  # as last read, by app
         self._deployments = Deployments(self)
         self._stopping = trio.Event()
         self._failure: S4Error | None = None
-        self._registry: Registry | None = None
+        self.registry: Registry | None = None
         self.supervisor: Supervisor
         self._nursery: trio.Nursery
 
@@ -155,10 +136,6 @@ class Node:
     def address(self) -> str:
         """The address where outside programs ask for an app's containers."""
         return self._redirector.address
-
-    @property
-    def registry(self) -> Registry | None:
-        return self._registry
 
     def status(self) -> NodeStatus:
         processes = self.supervisor.processes if self.ready.is_set() else ()
@@ -172,7 +149,7 @@ class Node:
         found = []
         if self._stopping.is_set():
             found.append("the node is stopping")
-        if self._registry is None or not self.ready.is_set():
+        if self.registry is None or not self.ready.is_set():
             found.append("the node has not joined its cluster")
         for post in self._posts.values():
             process = post.process
@@ -187,6 +164,12 @@ class Node:
                 found.append(f"app {post.app!r} waits for its share of partitions")
         return found
 
+    @property
+    def has_apps(self) -> bool:
+        """True unless no app is left to run: all are done, or were undeployed."""
+        found = (post.process for post in self._posts.values())
+        return any(each is None or not each.ended.is_set() for each in found)
+
     def stop(self) -> None:
         """Begin an orderly stop: the containers drain and end; then ``run`` returns."""
         self._stopping.set()
@@ -197,6 +180,7 @@ class Node:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(self._redirector.run)
+                self._log = self._log or supervisor_protocol.log_of(self.config, self.address)
                 async with supervising(
                     limits_of(self.config), self._coordination.end_session
                 ) as self.supervisor:
@@ -246,7 +230,7 @@ class Node:
                 if told != str(error):
                     told = str(error)
                     log.warning("cannot join again; running containers continue", reason=told)
-            self._registry = None
+            self.registry = None
             await trio.sleep(_AGAIN_SECONDS)
             if self._has_disappeared():
                 raise CoordinationError(
@@ -296,7 +280,7 @@ class Node:
                 )
         for app in () if self.ready.is_set() else await registry.apps(self.cluster):
             await registry.remove_drained(AppId(self.cluster, app), self.name)
-        self._registry = registry
+        self.registry = registry
 
     async def _follow(self, session: Session) -> NoReturn:
         seen = -1
@@ -317,15 +301,15 @@ class Node:
 
     async def _learn(self, session: Session) -> int:
         """Read what is to run; returns the number of the change that this reflects."""
-        assert self._registry is not None
+        assert self.registry is not None
         seen = await session.change(Registry.path_of_apps(self.cluster))
-        apps = await self._registry.apps(self.cluster)
+        apps = await self.registry.apps(self.cluster)
         self._groups = {name: each for name, each in self._groups.items() if name in apps}
         for name in {*apps, *self._posts}:
             found = apps[name].value if name in apps else None
-            group = await self._registry.group(AppId(self.cluster, name), self._groups.get(name))
+            group = await self.registry.group(AppId(self.cluster, name), self._groups.get(name))
             self._groups[name] = group
-            paused = found is not None and await self._registry.paused(AppId(self.cluster, name))
+            paused = found is not None and await self.registry.paused(AppId(self.cluster, name))
             self._want(name, found, group.addresses, paused=paused)
         self._redirector.news()
         self.ready.set()
@@ -358,6 +342,7 @@ class Node:
                     await self._begin(post, wanted)
             elif wanted is None and not post.paused:
                 self._posts.pop(post.app, None)
+                self.supervisor.note_change()
                 return
             if post.wanted == wanted and not changed.is_set():
                 with trio.move_on_after(_AGAIN_SECONDS):
@@ -401,10 +386,10 @@ class Node:
 
     async def _others_run(self, app: AppInfo) -> bool:
         """Return True if a container of another version of ``app`` lives on some node."""
-        if self._registry is None:
+        if self.registry is None:
             return True
         try:
-            members = await self._registry.members(AppId(self.cluster, app.name))
+            members = await self.registry.members(AppId(self.cluster, app.name))
         except CoordinationError:  # unknown: ask again
             return True
         return any(member.value.version != app.version for member in members.values())
@@ -415,9 +400,9 @@ class Node:
             settings.LISTENER_ADDRESS.name: f"{host}:0",
             settings.CLUSTER_NAME.name: self.cluster,
             settings.CLUSTER_PARTITIONS.name: str(partitions),
-            settings.COORDINATION_FOLDER.name: str(self._own),
+            settings.COORDINATION_FOLDER.name: str(machine_folder(self.config)),
         }
-        return supervisor_protocol.handed_on(self.config, self.address) | deployed | ours
+        return supervisor_protocol.handed_on(self.config, self._log) | deployed | ours
 
     def to_begin(
         self,
@@ -439,7 +424,7 @@ class Node:
             node=self.name,
             coordination=self.place,
             redirector=self.address,
-            log=supervisor_protocol.log_of(self.config, self.address),
+            log=self._log,
             expected=expected,
             hold=check is not None,
             check=check or AS_IS,
@@ -473,7 +458,7 @@ class Node:
         for post in posts:
             if stream in (post.outputs if reads else post.inputs):
                 return post.members
-        if not self._knows_all:
+        if self.awaits_app or not self._knows_all:
             return ()
         if reads and len(posts) == 1:  # its containers know its internal streams
             return next(iter(posts)).members
@@ -483,9 +468,6 @@ class Node:
             f"no app of cluster {self.cluster!r} has an {kind} stream {stream!r}; its {kind} "
             f"streams: {', '.join(known) or 'none'}"
         )
-
-    def _status_of(self, name: str) -> NodeStatus | None:
-        return self.status() if name == self.name else None
 
     def runs(self, process: ContainerProcess) -> bool:
         return any(post.process is process for post in self._posts.values())

@@ -55,11 +55,12 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class StatusAnswers:
-    """The answers of a process; ``look`` returns the status of its node with a name, or None."""
+    """The answers of the node ``name``, whose status is what ``look`` returns."""
 
-    def __init__(self, look: Callable[[str], NodeStatus | None]) -> None:
+    def __init__(self, name: str, look: Callable[[], NodeStatus | None]) -> None:
+        self._name = name
         self._look = look
-        self._made: dict[str, tuple[float, str]] = {}
+        self._made = 0.0, ""
 
     def on_frame(self, header: wire.Header, connection: Connection) -> bool:
         """Answer a question for the status; returns False if the frame is another."""
@@ -68,7 +69,7 @@ class StatusAnswers:
         name = str(header.arguments.get(_NODE, ""))
         values: dict[str, Any] = {}
         error = ""
-        if text := self._text(name):
+        if name == self._name and (text := self._text()):
             values[_STATUS] = text
         else:
             error = (
@@ -78,20 +79,19 @@ class StatusAnswers:
         connection.answer(wire.encode_frame(wire.Answer(header.id, values, error)))
         return True
 
-    def _text(self, name: str) -> str:
-        """The status of a node; empty if it is not here."""
+    def _text(self) -> str:
         now = trio.current_time()
-        since, text = self._made.get(name, (0.0, ""))
+        since, text = self._made
         if text and now < since + _FRESH_SECONDS:
             return text
-        status = self._look(name)
+        status = self._look()
         if status is None:
             return ""
         data = msgspec.json.encode(status)
         if len(data) > _MOST_BYTES:
             data = msgspec.json.encode(msgspec.structs.replace(status, statistics=[]))
         text = data.decode()
-        self._made[name] = now, text
+        self._made = now, text
         return text
 
 

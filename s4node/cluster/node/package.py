@@ -30,7 +30,7 @@ from urllib.parse import quote
 import msgspec
 
 from s4node import disk
-from s4node.cluster.tree.coordinations import is_zookeeper, place_of
+from s4node.cluster.tree.coordinations import is_zookeeper
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_file_name
@@ -237,9 +237,9 @@ def store_folder(coordination: Path) -> Path:
     return coordination / "packages"
 
 
-def packages_url(config: Config) -> str:
+def packages_url(place: str, config: Config) -> str:
     """Where all nodes reach the packages of apps; empty if they share a folder."""
-    if not is_zookeeper(place_of(config)):
+    if not is_zookeeper(place):
         return ""
     url = config[settings.STATE_URL]
     if not url:

@@ -46,14 +46,14 @@ _FAREWELL_SECONDS = 1.0
 
 
 class Redirector:
-    """Answers hellos at the node's own address; ``status`` says how a node here is."""
+    """Answers hellos at the node's own address; ``status`` says how the node is."""
 
     def __init__(
         self,
         config: Config,
         node: str,
         lookup: Lookup,
-        status: Callable[[str], NodeStatus | None] = lambda _: None,
+        status: Callable[[], NodeStatus | None] = lambda: None,
     ) -> None:
         self._node = node
         self._headers: wire.Headers = {
@@ -73,7 +73,7 @@ class Redirector:
             )
         self._drain_word = b""
         self._lookup = lookup
-        self._status = StatusAnswers(status)
+        self._status = StatusAnswers(node, status)
         self._open = False
         self._grace = config[settings.TASK_SHUTDOWN_MS]
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}

@@ -185,7 +185,7 @@ class ContainerProcess:
         try:
             near, process = await self._open()
         except OSError as error:  # too many processes or files, or Python itself is gone
-            self.failure = supervisor_protocol.Failed(f"it cannot be started: {error}", silent=True)
+            self.failure = supervisor_protocol.Failed(f"it cannot be started: {error}")
             self._exited(None)
             return
         with near:
@@ -274,8 +274,6 @@ class ContainerProcess:
                 return
             case supervisor_protocol.Prepared():
                 self.prepared = message
-                if not self.begin.app:
-                    self.begin = msgspec.structs.replace(self.begin, app=message.app)
                 if self.begin.hold:
                     self._life.ready(now)
             case supervisor_protocol.Enrolled():
@@ -314,7 +312,7 @@ class ContainerProcess:
         if not asked or status:
             if self.failure is None:
                 why = (killed or _ending(status)) + self._died_while
-                self.failure = supervisor_protocol.Failed(why, silent=True)
+                self.failure = supervisor_protocol.Failed(why)
             self.ended_because = self.failure.error
             self._failed_ms = int(time.time() * 1000)
             if not self.begin.hold:  # the client that waits for a held process is told
@@ -362,14 +360,13 @@ class ContainerProcess:
     async def _wait_change(self) -> None:
         """Wait for a change; raises ContainerFailed if it has failed since its last start."""
         if self._life.phase is Phase.ENDED or (self._life.phase is Phase.WAITING and self.failure):
-            reason = self.failure.error if self.failure is not None else "it was stopped"
-            trace = self.failure.trace if self.failure is not None else ""
-            raise ContainerFailed(self.begin.member, reason, trace)
+            failed = self.failure or supervisor_protocol.Failed("it was stopped")
+            raise ContainerFailed(self.begin.member, failed.error, failed.trace, failed.status)
         await self._changed.wait()
 
 
 class Supervisor:
-    """The container processes of a node or a launcher; see :func:`supervising`."""
+    """The container processes of a node; see :func:`supervising`."""
 
     def __init__(
         self, nursery: trio.Nursery, limits: Limits, end_session: EndSession | None
@@ -378,7 +375,7 @@ class Supervisor:
         self._end_session = end_session
         self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
-        """Set, and replaced by a new event, whenever a process has changed."""
+        """Set, and replaced by a new event, whenever a process has changed, or an app has gone."""
         self._nursery = nursery
 
     def start(self, begin: supervisor_protocol.Begin) -> ContainerProcess:
@@ -407,6 +404,10 @@ class Supervisor:
     def _change(self, process: ContainerProcess) -> None:
         if process.ended.is_set() and process in self.processes:
             self.processes.remove(process)
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Wake those that wait for a change."""
         self.changed.set()
         self.changed = trio.Event()
 

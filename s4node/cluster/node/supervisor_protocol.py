@@ -27,20 +27,20 @@ LOG_ADDRESS = "systems.log.address"
 """The setting that gives a container the address of its node's log."""
 
 
-def handed_on(config: Config, address: str) -> dict[str, str]:
+def handed_on(config: Config, log: str) -> dict[str, str]:
     """The settings that a supervisor passes on to a container process, by name.
 
-    The log's folder stays with the supervisor, which serves it at ``address``.
+    The log's folder stays with the supervisor; ``log`` is the log's address, or empty.
     """
     given = {entry.name: entry.text for entry in config.items() if entry.origin != "default"}
     given.pop(settings.LOG_FOLDER.name, "")
-    if log := log_of(config, address):
+    if log:
         given.setdefault(LOG_ADDRESS, log)
     return given
 
 
 def log_of(config: Config, address: str) -> str:
-    """The address of the supervisor's log, which is ``address``; empty if it has no log."""
+    """The address of the log of a process at ``address``; empty if it has no log."""
     return address if config[settings.LOG_FOLDER] else ""
 
 
@@ -51,27 +51,24 @@ class Message(msgspec.Struct, tag_field="say", frozen=True):
 class Begin(Message, tag="begin", frozen=True):
     """To a container, first: what to run.
 
-    The app is either ``target`` (as for ``s4 run``) or ``package`` (a package's file with this
-    ``digest``, and the ``folder`` to unpack it to). ``app`` is its name, or empty if the app's code
-    says it. ``member`` is the container's name, unique in its cluster; with ``coordination`` (a
+    ``package`` is the file of the app's package, which has this ``digest`` and is unpacked to
+    ``folder``. ``member`` is the container's name, unique in its cluster; with ``coordination`` (a
     place) it shares the app's partitions with ``expected`` members. ``redirector`` is the address
-    for outside programs, and ``log`` that of the supervisor's log, or empty.
+    for outside programs, and ``log`` that of the node's log, or empty.
     """
 
     app: str
     member: str
     settings: dict[str, str]
-    target: str = ""
-    package: str = ""
-    digest: str = ""
+    package: str
+    digest: str
+    folder: str
     version: str = ""
-    folder: str = ""
     node: str = ""
     coordination: str = ""
     redirector: str = ""
     log: str = ""
     expected: int = 1
-    adapter: bool = False
     hold: bool = False
     """Check the graph, then wait for Go before joining."""
     check: StateCheck = AS_IS
@@ -92,7 +89,6 @@ class Stop(Message, tag="stop", frozen=True):
 class Prepared(Message, tag="prepared", frozen=True):
     """From a container: the app is loaded and checked. ``inputs`` are its live inputs."""
 
-    app: str
     inputs: list[str]
     outputs: list[str]
 
@@ -115,14 +111,12 @@ class Settled(Message, tag="settled", frozen=True):
 
 class Failed(Message, tag="failed", frozen=True):
     """From a container, right before it ends: why. ``status`` is its exit status; ``lost`` means
-    that it was stopped, and that events which nobody keeps were lost. ``silent``: it said nothing,
-    and its supervisor says how it ended."""
+    that it was stopped, and that events which nobody keeps were lost."""
 
     error: str
     trace: str = ""
     status: int = 1
     lost: bool = False
-    silent: bool = False
 
 
 class Done(Message, tag="done", frozen=True):

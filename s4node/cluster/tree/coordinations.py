@@ -28,6 +28,11 @@ def place_of(config: Config) -> str:
     return config[settings.COORDINATION] or str(machine_folder(config))
 
 
+def in_folder(config: Config, folder: str) -> Config:
+    """``config`` for nodes that find each other in ``folder``."""
+    return config.with_({settings.COORDINATION.name: "", settings.COORDINATION_FOLDER.name: folder})
+
+
 def is_zookeeper(place: str) -> bool:
     """Return True if ``place`` is a URL of ZooKeeper, rather than a folder."""
     return place.startswith(ZOOKEEPER_SCHEME)

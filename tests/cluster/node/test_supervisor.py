@@ -18,12 +18,14 @@ from harness import ANY_PORT, DEADLINE, ROOT, environment, limited, plain_errors
 
 from s4node import Client, GenericEvent
 from s4node.cluster.node import supervisor_protocol
+from s4node.cluster.node.package import SOURCES, Manifest, Package, Store, python_here
 from s4node.cluster.node.restart_policy import Limits, Phase
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, supervising
 from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.errors import ContainerFailed
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.process.container_process import Line
+from s4node.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -233,12 +235,13 @@ async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
 async def test_one_that_cannot_be_started_is_tried_again_and_the_others_run_on(
     folder: Path,
 ) -> None:
+    slow = begin(folder / "slow_end.py")
     async with supervised() as supervisor:
         well = supervisor.start(begin(folder / "hello.py"))
         await well.wait_ready()
         pid = well.pid
         with limited(resource.RLIMIT_NOFILE, 0):
-            ill = supervisor.start(begin(folder / "slow_end.py"))
+            ill = supervisor.start(slow)
             with pytest.raises(ContainerFailed, match=r"it cannot be started: .* open files"):
                 await ill.wait_ready()
             await until(lambda: ill.starts == 3)
@@ -258,7 +261,7 @@ async def test_one_that_cannot_be_started_is_tried_again_and_the_others_run_on(
         (
             "init",
             "from s4node import App\nclass A(App):\n    def on_init(self): self.missing()\n",
-            "on_init of app 'A' raised AttributeError",
+            "on_init of app 'init' raised AttributeError",
             "self.missing()",
         ),
         (
@@ -296,21 +299,20 @@ async def test_one_that_exits_without_a_word_is_told_by_its_status(folder: Path)
 # -- nobody is left behind ------------------------------------------------------------------------
 
 LAUNCHER = """\
-import sys, trio
+import msgspec, sys, trio
 from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.cluster.node.restart_policy import Limits
 from s4node.cluster.node.supervisor import supervising
-async def main(file):
+async def main(begin):
     async with supervising(Limits()) as supervisor:
         for name in ("a", "b"):
-            supervisor.start(Begin("app", name, {
-                "s4.listener.address": "tcp://127.0.0.1:0", "task.shutdown.ms": "500",
-                "s4.logger_level": "warning"}, target=file))
+            folder = f"{begin.folder}-{name}"
+            supervisor.start(msgspec.structs.replace(begin, member=name, folder=folder))
         for process in supervisor.processes:
             await process.wait_ready()
             print(process.pid, process.address, flush=True)
         await trio.sleep_forever()
-trio.run(main, sys.argv[1])
+trio.run(main, msgspec.json.decode(sys.argv[1], type=Begin))
 """
 
 
@@ -318,7 +320,7 @@ trio.run(main, sys.argv[1])
 async def launcher(file: Path) -> AsyncIterator[tuple[trio.Process, list[int], list[str]]]:
     """A process with a supervisor of two containers: it, their pids and their addresses."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-c", LAUNCHER, str(file)],
+        [sys.executable, "-c", LAUNCHER, msgspec.json.encode(begin(file, task_shutdown_ms="500"))],
         stdout=-1,
         env=environment(),
         cwd=ROOT,
@@ -452,7 +454,25 @@ def begin(file: Path, **settings: str) -> Begin:
     """What to run, quickly."""
     given = {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"}
     given |= {name.replace("_", "."): value for name, value in settings.items()}
-    return Begin(file.stem, f"{file.stem}-1", given, target=str(file), pulse_seconds=0.1)
+    name, sources = file.stem, {SOURCES + file.name: file.read_bytes()}
+    made = Manifest(
+        name=name,
+        version="1",
+        kind="source",
+        entry=file.name,
+        python=python_here(),
+        s4node=__version__,
+    )
+    digest = Store(file.parent / "store").put(Package(made, sources).encode())
+    return Begin(
+        name,
+        f"{name}-1",
+        given,
+        package=str(file.parent / "store" / f"{digest}.zip"),
+        digest=digest,
+        folder=str(file.parent / name),
+        pulse_seconds=0.1,
+    )
 
 
 @asynccontextmanager
