@@ -34,7 +34,8 @@ async def test_the_commands_of_the_page_print_what_it_says(tmp_path: Path) -> No
                 done = await run_s4(
                     "dead-letter", "list", "clicks", "--config", "clicks.properties", cwd=tmp_path
                 )
-        commands = re.findall(r"^\$ s4 (.*?)\n(.*?)(?=^\$|^```)", PAGE, re.DOTALL | re.MULTILINE)
+        of_letters = r"^\$ s4 ([^\n]* --config [^\n]*)\n(.*?)(?=^\$|^```)"
+        commands = re.findall(of_letters, PAGE, re.DOTALL | re.MULTILINE)
         assert len(commands) == 4
         for command, told in commands:  # the app is away: it was not mended
             done = await run_s4(*shlex.split(command), cwd=tmp_path)
