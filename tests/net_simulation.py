@@ -14,7 +14,7 @@ from s4node.events.event import EventBatch
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import Effects, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import Frame, check_sections, envelope, read_envelope
 from s4node.offsets.receipts import BatchReceipt
@@ -51,10 +51,11 @@ class World:
         self.time = 0.0
         settings = StageSettings("stream", "ticks", executor, capacity, max_bytes)
         frames = StageSettings("deserializer", "ticks", "block", 2 * capacity, 3 * max_bytes)
+        self.effects = Effects()
         self.admission = StreamAdmission(
             "ticks",
             {partition: Stage(settings, partition) for partition in range(partitions)},
-            lambda lane: lane.connection.dirty.update({lane: None}),  # type: ignore[union-attr]
+            self.effects,
             Gauge(frames),
         )
         self.outboxes = {
@@ -196,8 +197,17 @@ class World:
                 stage.offer(batch)
                 self.admission.deserializer.came(batch.size, batch.bytes)
 
+    def owes(self, wire_: Wire) -> bool:
+        """Whether the node has anything to tell the peer."""
+        for lane in self.effects.answers:
+            if isinstance(lane.connection, Wire):
+                lane.connection.dirty[lane] = None
+        self.effects.answers.clear()
+        return bool(wire_.dirty or wire_.answers)
+
     def node_tells(self, wire_: Wire, busy: bool) -> None:
         """One envelope of answers and verdicts, if the socket takes it."""
+        self.owes(wire_)
         lanes = [lane for lane in wire_.dirty if lane.connection is wire_]
         verdict = wire.Verdict("ticks", wire_.producer, tuple(lane.ruling() for lane in lanes))
         if busy:
@@ -279,7 +289,7 @@ class World:
                     self.ask(name)  # as a flush does; a frame was lost twice, here and by the node
                 while wire_.up:
                     self.node_reads(wire_)
-                while wire_.dirty or wire_.answers:
+                while self.owes(wire_):
                     self.node_tells(wire_, busy=False)
                 while wire_.down:
                     self.hear(name)

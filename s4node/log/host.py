@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import trio
 
@@ -29,7 +30,7 @@ from s4node.log.streams import LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
 from s4node.net.ingress.connection import Connection
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
@@ -50,7 +51,7 @@ class LogHost:
     """Serves the log in the folder of ``config`` to the peers of a listener.
 
     Every answer carries ``node`` and ``headers``. ``taken`` says which stream names the owner of
-    the listener uses itself.
+    the listener uses itself. ``effects`` are the listener's; ``nudge`` has it send verdicts.
     """
 
     def __init__(
@@ -61,8 +62,12 @@ class LogHost:
         incarnation: str,
         headers: wire.Headers,
         taken: WhoHas,
+        effects: Effects,
+        nudge: Callable[[], None],
     ) -> None:
         self._config = config
+        self._effects = effects
+        self._nudge = nudge
         self._node = node
         self._incarnation = incarnation
         self._headers = headers
@@ -133,7 +138,7 @@ class LogHost:
             capacity=WINDOW,
             max_bytes=self._queue.max_bytes,
             queue=self._queue,
-            notify=_notify,
+            effects=self._effects,
             grown=lambda _: self._grown(stream.name),
             split_soon=lambda hosted: self._nursery.start_soon(_split, hosted),
             types=self._types,
@@ -142,12 +147,15 @@ class LogHost:
     def _grown(self, stream: str) -> None:
         for feed in self._feeds.values():
             feed.grown(stream)
+        self._nudge()
 
     def _tick(self, now: float) -> None:
         expiry = self._config[settings.PRODUCER_EXPIRY]
         for stream in self._streams.by_name.values():
             stream.admission.released()
             stream.admission.tick(now, expiry)
+        if self._effects:
+            self._nudge()
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -274,9 +282,3 @@ async def _split(hosted: HostedStream) -> None:
     await trio.lowlevel.checkpoint()
     while hosted.split_next():
         await trio.lowlevel.checkpoint()
-
-
-def _notify(lane: ProducerLane) -> None:
-    connection = lane.connection
-    assert isinstance(connection, Connection)
-    connection.notify(lane)

@@ -47,7 +47,7 @@ from s4node.log.split import Part, Splitting
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress import peer_limits
-from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import Effects, FrameReceipt, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import runs
 from s4node.stages.executors import StageSettings
@@ -95,7 +95,7 @@ class _Split(NamedTuple):
 
 class HostedStream:
     """One stream of the log. ``queue`` counts the events of all streams that wait for the disk;
-    ``grown(n)`` is called after events were appended to partition ``n``; ``split_soon`` has
+    ``grown(n)`` is called after partition ``n`` has taken or refused events; ``split_soon`` has
     :meth:`split_next` called until it returns False."""
 
     def __init__(
@@ -105,7 +105,7 @@ class HostedStream:
         capacity: int,
         max_bytes: int,
         queue: Gauge,
-        notify: Callable[[ProducerLane], None],
+        effects: Effects,
         grown: Callable[[int], None],
         split_soon: Callable[[HostedStream], None],
         types: TypeBytes | None = None,
@@ -117,7 +117,7 @@ class HostedStream:
         settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
         self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
         self.admission = LogAdmission(
-            stream.name, self._stages, notify, queue, partitions=stream.partitions
+            stream.name, self._stages, effects, queue, partitions=stream.partitions
         )
         self._type_bytes = types or TypeBytes()
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
@@ -398,8 +398,7 @@ class HostedStream:
     ) -> None:
         if not isinstance(answer, Appended):
             self._failed(queued, part, answer)
-        else:
-            self.grown(partition)
+        self.grown(partition)
         self._one_less(queued)
 
     def _one_less(self, queued: _Queued) -> None:
@@ -417,12 +416,12 @@ class HostedStream:
         assert queued.frame is not None
         if not isinstance(answer, Appended):
             self._failed(queued, queued.frame, answer)
-        else:  # even if it was there before: readers may not know of it
-            self.grown(queued.receipt.progress.partition)
         if queued.settles:
             self._release(queued)
             queued.receipt.done()
             self.admission.released()
+        # even if it was there before: readers may not know of it
+        self.grown(queued.receipt.progress.partition)
 
     def _release(self, queued: _Queued) -> None:
         receipt = queued.receipt

@@ -33,6 +33,7 @@ from s4node.log.partition.partition_view import PartitionView
 from s4node.log.sink.sink_file import SinkFile
 from s4node.log.split import PIECE, Splitting
 from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.transport.sp_messages import HANDSHAKE, SpMessages
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
@@ -159,7 +160,7 @@ def values(data: bytes) -> None:
 def admissions(data: bytes) -> None:
     """The frames of peers one after the other: the admission keeps its rules."""
     stages = {number: Stage(40, number) for number in range(2)}
-    admission = StreamAdmission("s", stages, lambda _: None)
+    admission = StreamAdmission("s", stages, Effects())
     now = 0.0
     with suppress(RemoteFrameError):
         for frame in wire.read_envelope(wire.MAGIC + data, MOST):

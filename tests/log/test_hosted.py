@@ -12,6 +12,7 @@ from s4node.events.schema import fingerprint_of
 from s4node.log.hosted import HostedStream
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
@@ -93,7 +94,7 @@ def hosted() -> tuple[HostedStream, Files, Files]:
         capacity=100,
         max_bytes=1 << 20,
         queue=queue,
-        notify=lambda _: None,
+        effects=Effects(),
         grown=lambda _: None,
         split_soon=lambda _: None,
     )

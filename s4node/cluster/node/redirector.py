@@ -55,11 +55,13 @@ class Redirector:
         lookup: Lookup,
         status: Callable[[], NodeStatus | None] = lambda: None,
     ) -> None:
+        check_reachable(config)
         self._node = node
         self._headers: wire.Headers = {
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
+        self._listener = Listener(config, self, self._wake)
         self.log: LogHost | None = None
         if config[settings.LOG_FOLDER]:
             from s4node.log.host import LogHost  # late: most nodes have no log
@@ -70,6 +72,8 @@ class Redirector:
                 incarnation=tokens.fresh(6),
                 headers=self._headers,
                 taken=self._taken,
+                effects=self._listener.effects,
+                nudge=self._wake,
             )
         self._drain_word = b""
         self._lookup = lookup
@@ -78,8 +82,6 @@ class Redirector:
         self._grace = config[settings.TASK_SHUTDOWN_MS]
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
         self._work = trio.lowlevel.ParkingLot()
-        check_reachable(config)
-        self._listener = Listener(config, self, self._wake)
         self._reporting = Reporting(
             reporters_of(config) if self.log is not None else (),
             self._metrics,

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from s4node.net.ingress.producer_lane import FrameReceipt, Mark, ProducerLane
+from s4node.net.ingress.producer_lane import Effects, FrameReceipt, Mark, ProducerLane
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import SavedProducer
@@ -64,15 +64,14 @@ class StreamAdmission:
     """All producers of one input stream on this node.
 
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
-    counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
-    something, ``on_time`` with a lane and its producer's report of its time, once that holds. If
-    set, ``taken_from`` are the connections whose frames are taken. In a partition that is
-    ``watched``, up to ``MAX_WATCHED`` producers that come or go are noted.
+    counts their undecoded frames. ``on_time`` is called with a lane and its producer's report of
+    its time, once that holds. If set, ``taken_from`` are the connections whose frames are taken. In
+    a partition that is ``watched``, up to ``MAX_WATCHED`` producers that come or go are noted.
     """
 
     stream: str
     stages: Mapping[int, Stage]
-    notify: Callable[[ProducerLane], None]
+    effects: Effects
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
     on_time: Callable[[ProducerLane, Mark], None] = lambda _, __: None
     taken_from: Collection[Hashable] | None = None
@@ -109,10 +108,6 @@ class StreamAdmission:
         if credit is None:
             credit = self._credits[partition] = Credit(self.stages[partition], self.deserializer)
         return credit
-
-    def touched(self, lane: ProducerLane) -> None:
-        if lane.connection is not None:
-            self.notify(lane)
 
     def refusal(self, hello: wire.Hello) -> str:
         """Why a producer may not open the stream; empty if it may."""
@@ -209,7 +204,7 @@ class StreamAdmission:
             numbers = lane.expected, lane.limit, lane.upto, lane.life.number
             positions.append(wire.Position(partition, *numbers))
             if lane.urgent:
-                self.touched(lane)
+                self.effects.answers[lane] = None
         return tuple(positions)
 
     def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
@@ -252,7 +247,7 @@ class StreamAdmission:
         end = data.first + data.count
         if data.flags & wire.ANSWER_NOW:
             lane.asked = max(lane.expected, end)
-            self.touched(lane)
+            self.effects.answers[lane] = None
         if data.first > lane.expected:
             self._on_gap(lane, data.first)
             return None
@@ -265,7 +260,7 @@ class StreamAdmission:
         self.duplicates += min(skip, data.count)
         if end <= first:
             lane.urgent = True
-            self.touched(lane)
+            self.effects.answers[lane] = None
             return None
         count = end - first
         if not self._is_open_to(connection):
@@ -279,7 +274,7 @@ class StreamAdmission:
         if room < count:
             self._shed(lane, first + room, end, gauge)
         elif end >= lane.press_at and not lane.credit.withholds:
-            self.touched(lane)  # credit reaches ahead of what has arrived
+            self.effects.answers[lane] = None  # credit reaches ahead of what has arrived
         if room == 0:
             return None
         self.frames += 1
@@ -341,7 +336,7 @@ class StreamAdmission:
 
     def _tell_expected(self, lane: ProducerLane) -> None:
         lane.gap_told = lane.gap_untold = lane.urgent = True
-        self.touched(lane)
+        self.effects.answers[lane] = None
 
     def released(self) -> None:
         """Let lanes go on that were held for lack of room in the stages."""
@@ -359,7 +354,7 @@ class StreamAdmission:
         for credit in list(self._holding):
             for lane in credit.release():
                 lane.urgent = True
-                self.touched(lane)
+                self.effects.answers[lane] = None
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:  # noqa: ARG002
         return []
@@ -388,7 +383,7 @@ class StreamAdmission:
             lane.gap_untold = lane.gap_told and not lane.held  # it may have missed that answer
             lane.urgent = lane.urgent or lane.gap_untold
             if lane.pressing:  # else the answer follows once it is
-                self.touched(lane)
+                self.effects.answers[lane] = None
 
     def gone(self, connection: Hashable, now: float) -> bool:
         """Detach some lanes of a connection that has ended; they wait for their producers.

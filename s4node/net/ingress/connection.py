@@ -138,14 +138,12 @@ class Connection:
         """Who the peer is, by its certificate; None if peers need none."""
         self._progress: tuple[object, float] = (None, 0.0)
 
-    def notify(self, lane: ProducerLane) -> None:
-        """Have the lane's producer told something."""
+    def add(self, lane: ProducerLane, now: float) -> None:
+        """Have the lane's producer told something, at once or with others."""
         if lane.pressing:
             self.pressing[lane] = None
-            self._peers.has_news(self)
         elif not self.dirty:
-            self.due = trio.current_time() + self._peers.verdict_delay
-            self._peers.has_news(self)
+            self.due = now + self._peers.verdict_delay
         self.dirty[lane] = None
 
     def answer(self, frame: bytes) -> None:

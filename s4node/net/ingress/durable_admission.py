@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from s4node.errors import LimitReached
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
-from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane, Unprocessed
+from s4node.net.ingress.producer_lane import AT_ONCE, FrameReceipt, ProducerLane, Unprocessed
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
@@ -102,7 +102,7 @@ class DurableLane(ProducerLane):
             else:
                 self.admission.wait(self)
             if self.done >= self.press_at:  # there may be more credit; the rest waits for a commit
-                self.admission.touched(self)
+                self.effects.answers[self] = None
 
     @property
     def patience(self) -> float:
@@ -117,14 +117,14 @@ class DurableLane(ProducerLane):
         """Request a commit, once, if there is anything to commit."""
         if self.committed < self.safe and not self.wanted:
             self.wanted = True
-            self.admission.on_full(self.partition)
+            self.effects.commits[self.partition] = AT_ONCE
 
     def commit(self, number: int) -> None:
         """Note that everything below ``number`` is committed."""
         self.wanted = False
         if number > self.committed:
             self.committed = number
-            self.admission.touched(self)
+            self.effects.answers[self] = None
 
     def skip(self, start: int) -> None:
         """Skip to ``start``: everything below was done elsewhere."""
@@ -186,19 +186,16 @@ class DurableAdmission(StreamAdmission):
     """All producers of a durable stream on this node.
 
     ``partitions`` is the stream's number of partitions on all nodes, and ``layout`` the number of
-    the layout that has them. ``on_full(partition)`` requests a commit at once, ``on_wait(partition,
-    patience)`` one within ``patience`` seconds, as producers wait for it. Commits are ``on_demand``
-    if only producers that want their verdict cause them. Programs get no more credit while a
-    partition is ``held``, because many of its events wait for other tasks. Tasks still get credit,
-    because they may wait for each other. ``timed``: the stream's watermark waits for its producers.
+    the layout that has them. Commits are ``on_demand`` if only producers that want their verdict
+    cause them. While ``full`` has a partition's channel to other tasks, many of its events wait for
+    those, and programs get no more credit. Tasks still get credit, because they may wait for each
+    other. ``timed``: the stream's watermark waits for its producers.
     """
 
     partitions: int = 1
     layout: int = 0
-    on_full: Callable[[int], None] = lambda _: None
-    on_wait: Callable[[int, float], None] = lambda _, __: None
     on_demand: bool = False
-    held: Callable[[int], bool] = lambda _: False
+    full: Container[tuple[str, Hashable]] = ()
     timed: bool = False
     cuts: Cuts = field(default_factory=Cuts)
     window_events: int = WINDOW_EVENTS
@@ -256,7 +253,7 @@ class DurableAdmission(StreamAdmission):
     def wait(self, lane: DurableLane) -> None:
         """Request a commit for a producer that waits, if a commit helps it."""
         if not self.on_demand and lane.patience < math.inf:
-            self.on_wait(lane.partition, lane.patience)
+            self.effects.commit_within(lane.partition, lane.patience)
 
     def snapshot(self, partition: int) -> TakenLanes:
         """Take the changed lanes of a partition, for a commit."""
@@ -266,6 +263,7 @@ class DurableAdmission(StreamAdmission):
         return TakenLanes(lanes, frozenset(forgotten), ended)
 
     def commit_written(self, partition: int, taken: TakenLanes) -> None:
+        self.effects.committed = True
         moved = self._moved.get(partition, {})
         for lane, saved in taken.lanes.items():
             if not lane.has_row:
@@ -426,7 +424,7 @@ class DurableAdmission(StreamAdmission):
             lane.saving = True
             self.moved(lane)
             if self.on_demand:
-                self.on_full(lane.partition)
+                self.effects.commits[lane.partition] = AT_ONCE
             self.wait(lane)
         return producer in self._unsaved
 
@@ -451,7 +449,7 @@ class DurableAdmission(StreamAdmission):
 
     def new_limit(self, lane: ProducerLane, share: int) -> int:
         assert isinstance(lane, DurableLane)
-        if self.held(lane.partition) and not lane.producer.startswith(wire.TASK):
+        if self._is_full(lane.partition) and not lane.producer.startswith(wire.TASK):
             self._stopped[lane] = None
             return lane.limit
         limit = super().new_limit(lane, share)
@@ -466,10 +464,13 @@ class DurableAdmission(StreamAdmission):
         super().released()
         if not self._stopped:
             return
-        for lane in [each for each in self._stopped if not self.held(each.partition)]:
+        for lane in [each for each in self._stopped if not self._is_full(each.partition)]:
             del self._stopped[lane]
             lane.urgent = True
-            self.touched(lane)
+            self.effects.answers[lane] = None
+
+    def _is_full(self, partition: int) -> bool:
+        return (self.stream, (partition, self.stream)) in self.full
 
     def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
         known = self._found(producer, partition)

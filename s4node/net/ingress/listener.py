@@ -29,6 +29,7 @@ from s4node.logger import get_logger
 from s4node.net.certificates.credentials import SCHEME
 from s4node.net.ingress.connection import Connection, Peers, last_word
 from s4node.net.ingress.peer_rights import refusal
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.ingress.served_address import serving_credentials
 from s4node.net.ingress.slices import MOST_SECONDS, Slices
 from s4node.net.transport import network
@@ -71,7 +72,7 @@ class Listener:
     """The configured listener; nothing is read while ``held`` returns True.
 
     Once it listens, ``address`` is the address for others: with the actual port, and the host
-    that it advertises, which may have another port.
+    that it advertises, which may have another port. ``effects`` are those of its peers' lanes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Listener:
     ) -> None:
         self.address = config[settings.LISTENER_ADDRESS]
         self.connections: dict[Connection, None] = {}
+        self.effects = Effects()
         self._handler = handler
         self._credentials = serving_credentials(config)
         self._cluster = config[settings.CLUSTER_NAME]
@@ -182,6 +184,7 @@ class Listener:
 
     def send_due(self, now: float) -> float | None:
         """Send what is due to all peers; return when to call again, or None."""
+        self._add_answers(now)
         earliest: float | None = None
         for connection in list(self._news):
             due = connection.send_due(now)
@@ -190,6 +193,15 @@ class Listener:
             elif earliest is None or due < earliest:
                 earliest = due
         return earliest
+
+    def _add_answers(self, now: float) -> None:
+        """Give the lanes that have something to tell to their connections."""
+        answers = self.effects.answers
+        for lane in answers:
+            if isinstance(lane.connection, Connection):  # else the producer is away
+                lane.connection.add(lane, now)
+                self._news[lane.connection] = None
+        answers.clear()
 
     async def tell(self) -> None:
         """Give all remaining verdicts to the sockets."""
@@ -200,6 +212,7 @@ class Listener:
 
     async def _tell(self, connection: Connection) -> None:
         assert connection.socket is not None
+        self._add_answers(trio.current_time())
         with suppress(trio.ClosedResourceError):
             while connection.send_due(float("inf")) is not None:
                 await connection.socket.wait_writable()

@@ -151,10 +151,38 @@ class Mark(NamedTuple):
     idle: bool = False
 
 
+AT_ONCE = -1.0
+"""The patience of those who wait for a commit that no budget may delay."""
+
+
+class Effects:
+    """What frames, steps and commits bring about, until it is carried out between two turns.
+
+    A second effect of a kind joins the first one. What is stale by then is dropped: an answer to a
+    lane without a connection, a commit of a task that has gone.
+    """
+
+    __slots__ = ("answers", "commits", "committed")
+
+    def __init__(self) -> None:
+        self.answers: dict[ProducerLane, None] = {}  # whose producers are to be told something
+        self.commits: dict[int, float] = {}  # by partition: for how many seconds others can wait
+        self.committed = False  # hellos that wait for a commit may be answered
+
+    def __bool__(self) -> bool:
+        return bool(self.answers or self.commits or self.committed)
+
+    def commit_within(self, partition: int, patience: float) -> None:
+        """Have the task of a partition commit within ``patience`` seconds."""
+        if patience < self.commits.get(partition, math.inf):
+            self.commits[partition] = patience
+
+
 class LaneOwner(Protocol):
     """The admission of a stream, as far as its lanes know it."""
 
     stream: str
+    effects: Effects
     admitted: int
     left: int
     refused: int
@@ -163,10 +191,6 @@ class LaneOwner(Protocol):
     @property
     def on_time(self) -> Callable[[ProducerLane, Mark], None]:
         """Takes what a lane's producer has reported of its time."""
-        ...
-
-    def touched(self, lane: ProducerLane) -> None:
-        """Have the lane's producer told something."""
         ...
 
     def credit(self, partition: int) -> Credit[ProducerLane]:
@@ -194,6 +218,7 @@ class ProducerLane:
         "asked",
         "connection",
         "credit",
+        "effects",
         "ended",
         "expected",
         "gap_first",
@@ -226,6 +251,7 @@ class ProducerLane:
 
     def __init__(self, admission: LaneOwner, producer: str, partition: int, start: int):
         self.admission = admission
+        self.effects = admission.effects
         self.credit = admission.credit(partition)
         self.producer = producer
         self.partition = partition
@@ -276,7 +302,7 @@ class ProducerLane:
     def complete(self, first: int, end: int) -> None:
         """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
-            self.admission.touched(self)
+            self.effects.answers[self] = None
             if self.marks:
                 self.pass_marks()
 
@@ -303,13 +329,13 @@ class ProducerLane:
         self.untold.add(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
         self.urgent = True
-        self.admission.touched(self)
+        self.effects.answers[self] = None
 
     def shed(self, number: int, count: int, reason: str) -> None:
         """Report dropped events to the producer."""
         self.untold.add(Unprocessed(number, count, shortened(reason), True))
         self.admission.shed += count
-        self.admission.touched(self)
+        self.effects.answers[self] = None
 
     def refused(
         self,

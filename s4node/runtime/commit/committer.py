@@ -219,6 +219,7 @@ class Committer:
             self._quiet.unpark_all()
             return
         if written:
+            self._loop.nudge()  # it sends verdicts once this task waits
             await commits.tell(what)
             passing("commit.told")
             if commits.cut:

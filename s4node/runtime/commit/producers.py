@@ -2,7 +2,7 @@
 
 Rules
 - A commit takes the numbers of a task's producers in the moment in which it takes the state.
-- Producers are told only what is written; then hellos that have waited for it are answered.
+- Producers are told only what is written.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ TakenProducers = Mapping[str, TakenLanes]
 
 
 class Producers:
-    """The producers of the streams of ``admissions``.
-
-    ``clock`` is the clock of hellos; ``on_committed`` is called when a commit was acknowledged.
-    """
+    """The producers of the streams of ``admissions``; ``clock`` is the clock of hellos."""
 
     def __init__(
         self,
         admissions: Iterable[DurableAdmission],
         clock: Callable[[], float],
-        on_committed: Callable[[], None],
     ) -> None:
         self._admissions = {each.stream: each for each in admissions}
         self._clock = clock
-        self._on_committed = on_committed
 
     def begin_layout(self, layout: int) -> None:
         """Count the producers' numbers in the layout of this number."""
@@ -70,7 +65,6 @@ class Producers:
     def commit_written(self, partition: int, taken: TakenProducers) -> None:
         for stream, each in taken.items():
             self._admissions[stream].commit_written(partition, each)
-        self._on_committed()
 
 
 def rows_of(taken: TakenProducers) -> SavedProducers:

@@ -52,14 +52,20 @@ class FrameRouter:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
+        self.listener = Listener(config, self, self.nudge, held=held)
         self.log: LogHost | None = None
         if config[settings.LOG_FOLDER]:
             from s4node.log.host import LogHost  # late: most containers have no log
 
             self.log = LogHost(
-                config, node=node, incarnation=incarnation, headers=self.headers, taken=taken
+                config,
+                node=node,
+                incarnation=incarnation,
+                headers=self.headers,
+                taken=taken,
+                effects=self.listener.effects,
+                nudge=self.nudge,
             )
-        self.listener = Listener(config, self, self.nudge, held=held)
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""
         self._node = node

@@ -284,6 +284,7 @@ class Ownership:
         await self._close(old)
         new = await self._replay.restore.restore_failed(old)
         self._inputs.roll_back(new.partition)
+        self._loop.nudge()
         self._replay.exchange.return_own_events(new)
         await self._start(new)
         self.recovering.update(clocks.steady() - began)

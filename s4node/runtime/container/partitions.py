@@ -22,7 +22,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
-from s4node.net.ingress.producer_lane import Mark, ProducerLane
+from s4node.net.ingress.producer_lane import AT_ONCE, Mark, ProducerLane
 from s4node.net.ingress.unbegun import WillResend, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.event_time.sources import Sources
@@ -182,7 +182,8 @@ class Partitions:
         self._exchange.put(task, stream, partition, events, sender)
 
     def backpressured(self, task: Task, stream: str) -> bool:
-        return self._exchange is not None and self._exchange.backpressured(task, stream)
+        """Return True if too many events of a stream wait that a task has sent to others."""
+        return (stream, (task.partition, stream)) in self._pipeline.full
 
     def wake(self, task: Task) -> None:
         self._loop.wake(task)
@@ -192,11 +193,17 @@ class Partitions:
         task.want_commit()
         self._loop.wake(task)
 
-    def await_commit(self, partition: int, patience: float) -> None:
-        """Have the task of a partition commit within ``patience`` seconds, as producers wait."""
-        task = self.tasks.get(partition)
-        if task is not None and task.await_commit(patience):
-            self._loop.nudge()
+    def have_committed(self, wanted: Mapping[int, float]) -> None:
+        """Have tasks commit, by partition within so many seconds. The loop looks when that is."""
+        for partition, patience in wanted.items():
+            task = self.tasks.get(partition)
+            if task is None:
+                continue
+            if patience == AT_ONCE:
+                task.want_commit()
+                self._loop.wake(task)
+            else:
+                task.await_commit(patience)
 
     def end_input(self, task: Task, ssp: SystemStreamPartition) -> None:
         task.end_input(ssp)

@@ -94,6 +94,7 @@ class Parts:
         self.quiescence: Quiescence | None = None
         self._front = front
         self._listener = front.listener
+        self._effects = front.listener.effects
         self._replay = replay
 
         # the loop, and the receivers of events: readers, other apps, other members, other tasks
@@ -149,7 +150,7 @@ class Parts:
                 name=name,
                 incarnation=incarnation,
                 partitions=partitioner.partitions,
-                wake=self.loop.wake,
+                effects=self._effects,
                 on_news=self._heard,
                 refusals=self.refusals,
                 cuts=replay.cuts,
@@ -183,17 +184,16 @@ class Parts:
             offer=self.partitions.offer,
             shared=self.members is not None or replay is not None,
             durable=durable if replay is None else durable | inner_of(app),
-            on_full=self.partitions.commit_soon,
-            on_wait=self.partitions.await_commit,
+            effects=self._effects,
             send=self._send,
-            full=self._full,
+            full=self.pipeline.full,
             cuts=None if replay is None else replay.cuts,
             on_time=self.partitions.on_time,
         )
         self.partitions.sources = self.inputs.sources_of
         if replay is not None:
             clock = trio.lowlevel.current_clock().current_time
-            producers = Producers(self.inputs.durable, clock, self._committed)
+            producers = Producers(self.inputs.durable, clock)
             fast = FastInputs(self.inputs.ports.values(), self._carried, self.loop.nudge)
             replay.make(
                 name,
@@ -260,18 +260,9 @@ class Parts:
         """Send events that a task has received from a producer to the task of their keys."""
         self.partitions.send(self._tasks[home], stream, partition, events, sender)
 
-    def _full(self, stream: str, home: int) -> bool:
-        """Return True if too many events that a task has sent on wait."""
-        return self.partitions.backpressured(self._tasks[home], stream)
-
     def _carried(self, stream: str) -> int:
         """The number of events of a stream that other members have not processed."""
         return 0 if self.members is None else self.members.unsettled(stream)
-
-    def _committed(self) -> None:
-        """Tell producers that more of their events are committed."""
-        self.inputs.committed()
-        self._front.nudge()
 
     # -- reactions -------------------------------------------------------------------------------
 
@@ -280,7 +271,7 @@ class Parts:
         if self.partitions.turned:
             self.partitions.turned.unpark_all()
         now = trio.current_time()
-        dues = [self._listener.send_due(now)]
+        dues = []
         if self.members is not None:
             dues.append(self.members.pump(now))
         if self.outputs.senders:
@@ -294,7 +285,19 @@ class Parts:
             self._replay.consumers.released()
         if self.readers.subscribers:
             dues.append(self.readers.feed(now))
+        self._carry_out()
+        dues.append(self._listener.send_due(now))
         return min((due for due in dues if due is not None), default=None)
+
+    def _carry_out(self) -> None:
+        """Have tasks commit for those who wait, and answer hellos that have waited for commits."""
+        effects = self._effects
+        if effects.committed:
+            effects.committed = False
+            self.inputs.committed()
+        if effects.commits:
+            self.partitions.have_committed(effects.commits)
+            effects.commits.clear()
 
     def _room(self) -> None:
         """Wake tasks if a full stage has room again."""
@@ -316,16 +319,16 @@ class Parts:
                 self.members.heard()
             if self._replay is not None:
                 self._replay.exchange.heard()
-                self.inputs.released()
                 if self.loop.ending:  # the loop may wait for this acknowledgement
                     self.loop.nudge()
         except S4Error as error:  # raised in the nursery, because the caller is not concerned
             self.nursery.start_soon(self._fail, error)
             return
+        self._room()
+        self.inputs.released()
         if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()
-        self._room()
-        if self.members is not None and self.members.has_waiting:
+        if self._effects or (self.members is not None and self.members.has_waiting):
             self.loop.nudge()  # there may be room for waiting events
 
     async def _fail(self, error: S4Error) -> None:

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 
 from s4node.app.plan.graph import rule_of
 from s4node.app.stream import InputStream, Stream
@@ -24,7 +24,7 @@ from s4node.events.routing import Router
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
-from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import Effects, FrameReceipt
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.producer_offsets import Closings
@@ -46,9 +46,7 @@ class InputPort:
     ``stages`` are its stages by partition; ``headers`` go with every answer to a hello.
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
     frames only from ``members``, the connections of the app's other containers; producers keep
-    theirs. The stream is durable if ``on_full`` is given; ``on_full`` and ``on_wait`` ask for
-    commits. ``on_demand`` says that there are no other commits. Programs wait while a partition is
-    ``held``.
+    theirs. ``on_demand`` and ``full`` are as for the admission of a ``durable`` stream.
     """
 
     def __init__(
@@ -58,14 +56,13 @@ class InputPort:
         partitioner: Partitioner,
         hasher_name: str,
         deliver: Callable[[EventBatch], None],
-        notify: Callable[[ProducerLane], None],
+        effects: Effects,
         headers: wire.Headers,
         gauge: Gauge | None = None,
-        on_full: Callable[[int], None] | None = None,
-        on_wait: Callable[[int, float], None] = lambda _, __: None,
         *,
+        durable: bool = False,
         on_demand: bool = False,
-        held: Callable[[int], bool] = lambda _: False,
+        full: Container[tuple[str, Hashable]] = (),
         cuts: Cuts | None = None,
     ) -> None:
         self.stream = stream
@@ -73,18 +70,16 @@ class InputPort:
         self.members: set[Hashable] = set()
         self._leaving: set[int] = set()  # partitions
         self._stages = dict(stages)
-        self.admission = StreamAdmission(stream.name, self._stages, notify)
+        self.admission = StreamAdmission(stream.name, self._stages, effects)
         self.durable: DurableAdmission | None = None
-        if on_full is not None:
+        if durable:
             self.admission = self.durable = DurableAdmission(
                 stream.name,
                 self._stages,
-                notify,
+                effects,
                 partitions=partitioner.partitions,
-                on_full=on_full,
-                on_wait=on_wait,
                 on_demand=on_demand,
-                held=held,
+                full=full,
                 timed=isinstance(stream, InputStream) and stream.time is not None,
                 cuts=cuts or Cuts(),
             )

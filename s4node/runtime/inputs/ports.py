@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from s4node.metrics.statistics import InputStatistics, StageStatistics
 from s4node.net.egress.forwarder import PassedOn
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.durable_admission import DurableAdmission
-from s4node.net.ingress.producer_lane import Mark, ProducerLane
+from s4node.net.ingress.producer_lane import Effects, Mark, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
@@ -62,10 +62,9 @@ class Ports:
 
     ``headers`` go with every answer to a hello; their owner changes them. ``offer`` takes batches.
     ``shared`` says that there are other members. For ``durable`` streams, tasks commit the
-    producers' numbers: ``on_full`` asks the task of a partition for a commit soon, ``on_wait`` for
-    one within some seconds, if it has time. ``send`` sends events of one task to another;
-    ``full(stream, partition)`` returns True if too many of those wait. ``cuts`` are of the tasks.
-    ``on_time`` is called with a lane and what its producer has reported of its time.
+    producers' numbers. ``send`` sends events of one task to another; ``full`` has the streams and
+    channels where too many of those wait. ``cuts`` are of the tasks. ``on_time`` is called with a
+    lane and what its producer has reported of its time.
     """
 
     def __init__(
@@ -81,10 +80,9 @@ class Ports:
         offer: Callable[[EventBatch], None],
         shared: bool,
         durable: Collection[str],
-        on_full: Callable[[int], None],
-        on_wait: Callable[[int, float], None],
+        effects: Effects,
         send: Send,
-        full: Callable[[str, int], bool],
+        full: Container[tuple[str, Hashable]],
         cuts: Cuts | None,
         on_time: Callable[[ProducerLane, Mark], None],
     ) -> None:
@@ -106,13 +104,12 @@ class Ports:
                 partitioner,
                 config[settings.HASHER],
                 offer,
-                _notify,
+                effects,
                 headers,
                 deserializers[stream.name],
-                on_full if stream.name in durable else None,
-                on_wait,
+                durable=stream.name in durable,
                 on_demand=not config[settings.TASK_COMMIT_MS],
-                held=partial(full, stream.name),
+                full=full,
                 cuts=cuts,
             )
             made.deserializer.pass_on = partial(send, stream.name)
@@ -387,7 +384,3 @@ def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:
             headers = {wire.SAVEPOINT: cuts} if cuts else {}
             word = wire.Verdict(port.stream.name, lane.producer, (last,), headers=headers)
             lane.connection.answer(wire.encode_frame(word))
-
-
-def _notify(lane: Any) -> None:
-    lane.connection.notify(lane)

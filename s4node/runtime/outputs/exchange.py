@@ -51,6 +51,7 @@ from s4node.net.egress.outbox_rows import (
 )
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.ingress.producer_lane import AT_ONCE, Effects
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.task_claims import now_ms
@@ -99,7 +100,7 @@ class _Spilled:
 class Exchange:
     """The channels between the tasks of ``app``, whose job is ``name``.
 
-    ``wake`` is called with tasks that have to commit, ``on_news`` when a receiver answers.
+    ``effects`` get the tasks that have to commit; ``on_news`` is called when a receiver answers.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Exchange:
         name: str,
         incarnation: str,
         partitions: int,
-        wake: Callable[[Task], None],
+        effects: Effects,
         on_news: Callable[[], None],
         refusals: Refusals,
         cuts: Cuts,
@@ -131,7 +132,7 @@ class Exchange:
         self._name = name
         self._incarnation = incarnation
         self._partitions = partitions
-        self._wake = wake
+        self._effects = effects
         self._refusals = refusals
         self._cuts = cuts
         self._sides: dict[int, Side] = {}
@@ -256,6 +257,8 @@ class Exchange:
             side.left[stream] = own
             side.own_rows = True
         channel = side.channels[name] = Channel(outbox, routes, emitter)
+        if outbox.holds:  # with what an earlier owner has left
+            self._pipeline.watch(stream, (task.partition, name), outbox)
         emitter.add(routes)
         owners, epoch, origin = self._owners
         if owners and not consumer:
@@ -318,15 +321,9 @@ class Exchange:
         """After a put: hold the streams that lead to a full channel, and have a commit soon."""
         if channel.outbox.holds:
             self._pipeline.watch(stream, (side.task.partition, name), channel.outbox)
-            side.task.want_commit()  # nothing leaves before a commit
-            self._wake(side.task)
-        elif channel.outbox.unreleased and side.task.await_commit():
-            self._wake(side.task)
-
-    def backpressured(self, task: Task, stream: str) -> bool:
-        """Return True if more events of a stream wait for acknowledgement than the bound."""
-        channel = self._sides[task.partition].channels.get(stream)
-        return channel is not None and channel.outbox.holds
+            self._effects.commits[side.task.partition] = AT_ONCE  # nothing leaves before that
+        elif channel.outbox.unreleased:
+            self._effects.commit_within(side.task.partition, 0.0)
 
     @property
     def idle(self) -> bool:
@@ -351,8 +348,8 @@ class Exchange:
     def heard(self) -> None:
         """Handle news of receivers; raises S4Error if one does not accept a stream."""
         for side in self._sides.values():
-            if self.awaited(side.task) and side.task.await_commit():
-                self._wake(side.task)  # for events put before the stream's partitions were known
+            if self.awaited(side.task):  # events put before the stream's partitions were known
+                self._effects.commit_within(side.task.partition, 0.0)
             if not side.committing:
                 self._replace_channels(side)
         for channel in self._all():
@@ -381,8 +378,7 @@ class Exchange:
             new = self._channel(side, name)
             new.replaces = True
             new.outbox.extend(events)
-            side.task.want_commit()
-            self._wake(side.task)
+            self._effects.commits[side.task.partition] = AT_ONCE
 
     def _tell(self, channel: Channel) -> None:
         """Report events that were refused, or could not be encoded."""

@@ -7,6 +7,7 @@ from lanes import TICK, Tick, answer, headers_of, route_of, ticks
 from s4node.events.event import EventBatch
 from s4node.net.egress.forwarder import Forwarder
 from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt
 from s4node.stages.stage import Stage
@@ -39,7 +40,7 @@ def test_what_was_forwarded_before_keeps_the_names_of_its_senders() -> None:
 
 
 def from_producer(producer: str, first: int, count: int) -> EventBatch:
-    admission = StreamAdmission("ticks", {0: Stage(1000)}, lambda _lane: None)
+    admission = StreamAdmission("ticks", {0: Stage(1000)}, Effects())
     hello = wire.Hello(producer, "1", "ticks", (TICK.declaration,))
     admission.hello(hello, "peer", 0.0)
     lane = admission.lanes[producer, 0]

@@ -8,7 +8,7 @@ from lanes import NODE
 
 from s4node.events.event import EventBatch
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.producer_lane import MAX_EXCEPTIONS, ProducerLane
+from s4node.net.ingress.producer_lane import MAX_EXCEPTIONS, Effects, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.stages.stage import Stage
 
@@ -397,18 +397,12 @@ def test_producers_held_back_by_a_full_stage_are_served_when_it_has_room() -> No
 # -- set-up ---------------------------------------------------------------------------------------
 
 
-class Ears:
+class Ears(Effects):
     """Remembers which lanes' producers should hear something."""
 
-    def __init__(self) -> None:
-        self.lanes: list[ProducerLane] = []
-
-    def __call__(self, lane: ProducerLane) -> None:
-        self.lanes.append(lane)
-
     def taken(self) -> list[tuple[str, int]]:
-        lanes, self.lanes = self.lanes, []
-        return [(lane.producer, lane.partition) for lane in lanes]
+        lanes, self.answers = self.answers, {}
+        return [(one.producer, one.partition) for one in lanes if one.connection is not None]
 
 
 def admission_of(*capacities: int) -> tuple[StreamAdmission, Ears]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from s4node.net.ingress.durable_admission import (
     DurableAdmission,
     TakenLanes,
 )
-from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import AT_ONCE, Effects, FrameReceipt
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
 from s4node.offsets.producer_offsets import SavedProducer
@@ -70,16 +71,12 @@ class Node:
         self, rows: dict[int, dict[str, SavedProducer]] | None = None, **more: Any
     ) -> None:
         self.rows = rows or {0: {}, 1: {}}
-        self.wanted: list[int] = []
-        self.waited: list[tuple[int, float]] = []
-        self.heard: list[ProducerLane] = []
+        self.effects = Effects()
         self.admission = DurableAdmission(
             "ticks",
             {0: Stage(1000), 1: Stage(1000)},
-            self.heard.append,
+            self.effects,
             partitions=2,
-            on_full=self.wanted.append,
-            on_wait=lambda *waits: self.waited.append(waits),
             **more,
         )
         for partition, kept in self.rows.items():
@@ -124,7 +121,7 @@ def test_a_new_program_with_an_id_is_answered_once_the_next_owner_would_know_it(
     assert not node.admission.save("without an id")
     node.greet(own_id=True)
     assert node.admission.save("p")
-    assert node.waited == [(0, 0.0), (1, 0.0)]
+    assert node.effects.commits == {0: 0.0, 1: 0.0}
     assert node.commit(0) == {"p": kept(0, own_id=True)}
     assert node.admission.saves("p")
     node.commit(1)
@@ -132,7 +129,7 @@ def test_a_new_program_with_an_id_is_answered_once_the_next_owner_would_know_it(
     again = Node({0: {"p": kept(0, own_id=True)}, 1: {"p": kept(0, own_id=True)}}, timed=True)
     again.greet(own_id=True)
     assert not again.admission.save("p")
-    assert again.waited == []
+    assert again.effects.commits == {}
 
 
 def test_what_is_settled_is_what_was_committed_to_the_event() -> None:
@@ -152,10 +149,10 @@ def test_half_a_window_asks_for_a_commit_and_a_whole_one_is_the_limit() -> None:
     node = Node(window_events=20)
     node.greet()
     node.take(0, 9).done()
-    assert node.wanted == []
+    assert node.effects.commits.get(0) != AT_ONCE
     node.take(9, 3).done()
     node.take(12, 5).done()
-    assert node.wanted == [0]  # once
+    assert node.effects.commits == {0: AT_ONCE}  # once
     assert node.ruling().limit == 20
     node.commit()
     assert node.ruling().limit == 37
@@ -168,17 +165,17 @@ def test_a_producer_hears_nothing_before_a_commit_unless_there_is_more_credit_fo
     node.take(0, 400).done()  # so that its events are weighed
     node.commit()
     limit = node.ruling().limit
-    node.heard.clear()
+    node.effects.answers.clear()
     node.take(400, 100).done()
     node.admission.ask("p", NODE)
-    assert lane not in node.heard  # nothing new could be said
-    node.heard.clear()
+    assert lane not in node.effects.answers  # nothing new could be said
+    node.effects.answers.clear()
     node.commit()
-    assert node.heard == [lane]
+    assert list(node.effects.answers) == [lane]
     assert node.ruling().upto == 500
-    node.heard.clear()
+    node.effects.answers.clear()
     node.take(500, 200).done()
-    assert node.heard == [lane]
+    assert list(node.effects.answers) == [lane]
     assert node.ruling().limit > limit
 
 
@@ -229,9 +226,9 @@ def test_a_producer_without_numbers_waits_until_its_earlier_events_are_committed
     frame = node.take(0, 10)
     hello = node.hello()
     assert node.admission.unsettled(hello, 0.0)
-    assert node.wanted == []  # there is nothing to commit yet
+    assert node.effects.commits.get(0) != AT_ONCE  # there is nothing to commit yet
     frame.done()
-    assert node.wanted == [0]
+    assert node.effects.commits == {0: AT_ONCE}
     assert node.admission.unsettled(hello, 0.0)
     node.commit()
     assert node.greet() == [(10, 10), (0, 0)]
@@ -394,8 +391,7 @@ def test_a_producer_that_does_not_ask_for_its_verdicts_can_wait_a_second_for_a_c
     assert node.admission.patience(0) == math.inf
     frame.done()
     assert node.admission.patience(0) == (math.inf if on_demand else 1.0)
-    assert node.waited == ([] if on_demand else [(0, 1.0)])
-    assert node.wanted == []
+    assert node.effects.commits == ({} if on_demand else {0: 1.0})
     node.commit()
     assert node.admission.patience(0) == math.inf
 
@@ -410,11 +406,11 @@ def test_a_producer_that_asks_for_its_verdicts_waits_once_all_of_its_events_are_
     if asks_first:
         node.admission.ask("p", NODE)
     frames[0].done()
-    assert node.waited == [(0, 1.0)]
+    assert node.effects.commits == {0: 1.0}
     frames[1].done()
     if not asks_first:
         node.admission.ask("p", NODE)
-    assert node.waited[-1] == (0, 0.0)
+    assert node.effects.commits == {0: 0.0}
     assert node.admission.patience(0) == 0.0
     node.commit()
     assert node.admission.patience(0) == math.inf
@@ -425,13 +421,13 @@ def test_on_demand_a_producer_that_wants_its_verdict_makes_a_commit() -> None:
     node.greet()
     frame = node.take(0, 3)
     node.admission.ask("p", NODE)
-    assert node.wanted == []
+    assert node.effects.commits.get(0) != AT_ONCE
     frame.done()
-    assert node.wanted == [0]
+    assert node.effects.commits == {0: AT_ONCE}
     node.commit()
     node.take(3, 3).done()
     node.admission.ask("p", NODE)
-    assert node.wanted == [0, 0]
+    assert node.effects.commits == {0: AT_ONCE}
 
 
 def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
@@ -451,18 +447,18 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
 
 
 def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_process() -> None:
-    held: set[int] = set()
-    node = Node(held=held.__contains__)
+    full: set[tuple[str, Hashable]] = set()
+    node = Node(full=full)
     for peer in ("p", "~t"):
         node.greet(peer=peer, fence=1)
         node.take(0, 400, peer=peer).done()
     node.commit()
-    held.add(0)
+    full.add(("ticks", (0, "ticks")))
     assert node.ruling().limit == 512  # what it got before anything came
     assert node.ruling("~t").limit == 900  # tasks wait for each other
     node.admission.released()
     assert not node.admission.lanes["p", 0].pressing
-    held.clear()
+    full.clear()
     node.admission.released()
     assert node.admission.lanes["p", 0].pressing
     node.take(400, 600).done()
@@ -470,16 +466,18 @@ def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_proc
 
 
 def test_no_producer_waits_for_a_partition_that_has_been_given_up() -> None:
-    tasks = {0: False, 1: False}
-    node = Node(held=lambda partition: tasks[partition])
+    full: set[tuple[str, Hashable]] = set()
+    node = Node(full=full)
     node.greet()
     node.take(0, 400).done()
     node.commit()
-    tasks[0] = True
+    full.add(("ticks", (0, "ticks")))
     assert node.ruling().limit == 512
     node.admission.revoke(0)
-    del tasks[0]
+    full.clear()
+    node.effects.answers.clear()
     node.admission.released()
+    assert node.effects.answers == {}
 
 
 # -- set-up ---------------------------------------------------------------------------------------
@@ -498,7 +496,6 @@ class DurableWorld(World):
         self.saved: State = {}
         self.committing: dict[int, tuple[TakenLanes, State]] = {}
         self.at_hand: dict[int, EventBatch] = {}
-        self.wanted: set[int] = set()
         self.history: dict[str, list[Tick]] = {name: [] for name in self.names}
         self.reborn: set[str] = set()
         self.waiting: list[tuple[Frame, Any]] = []
@@ -508,13 +505,13 @@ class DurableWorld(World):
     def begin(self) -> None:
         """A life of the node begins."""
         frames = self.admission.deserializer.settings
+        self.effects = Effects()
         self.admission = DurableAdmission(
             "ticks",
             {number: Stage(settings, number) for number, settings in enumerate(self.settings)},
-            lambda lane: lane.connection.dirty.update({lane: None}),  # type: ignore[union-attr]
+            self.effects,
             Gauge(frames),
             partitions=len(self.settings),
-            on_full=self.wanted.add,
             window_events=self.window,
         )
         for partition, rows in self.rows.items():
@@ -522,7 +519,6 @@ class DurableWorld(World):
         self.processed = {place: list(serials) for place, serials in self.saved.items()}
         self.committing.clear()
         self.at_hand.clear()
-        self.wanted.clear()
 
     def crash(self, *, written: bool) -> None:
         """The node dies; what it was about to write may have been written all the same."""
@@ -603,7 +599,7 @@ class DurableWorld(World):
             taken = self.admission.snapshot(partition)
             state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
             self.committing[partition] = taken, state
-            self.wanted.discard(partition)
+            self.effects.commits.pop(partition, None)
 
     def write(self, partition: int) -> TakenLanes | None:
         if partition not in self.committing:
@@ -658,13 +654,15 @@ class DurableWorld(World):
                     self.ask(name)
                 while each.up:
                     self.node_reads(each)
-                while each.dirty or each.answers:
+                while self.owes(each):
                     self.node_tells(each, busy=False)
                 while each.down:
                     self.hear(name)
             for partition in self.admission.stages:
                 self.process(partition, 1 << 20)
-                if partition in self.wanted:  # a full window asks, before any time is over
+                if (
+                    self.effects.commits.get(partition) == AT_ONCE
+                ):  # a full window asks, before any time is over
                     self.finish(partition)
             self.check()
             if all(lane.safe == lane.expected for lane in self.admission.lanes.values()):

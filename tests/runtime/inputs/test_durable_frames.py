@@ -19,6 +19,7 @@ from s4node.events.event import Event, EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.net.ingress.durable_admission import DurableAdmission, DurableLane
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.loop.step_runner import at_once
@@ -201,9 +202,9 @@ class Node:
             Partitioner(2),
             "crc32m",
             self.backlog.offer,
-            lambda _: None,
+            Effects(),
             {},
-            on_full=lambda _: None,
+            durable=True,
         )
         self.port.deserializer.pass_on = self._pass_on
         self.port.on_hello(

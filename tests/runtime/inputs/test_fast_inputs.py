@@ -18,7 +18,7 @@ from s4node.config.config import Config
 from s4node.events.event import Event, EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
@@ -40,7 +40,7 @@ def test_frames_that_come_while_an_input_is_held_are_left_to_their_producers() -
     assert it.users() == ["program-0"]
     it.fast.let_go(11.0)
     it.port.admission.released()
-    (lane,) = {id(each): each for each in it.told}.values()
+    (lane,) = it.effects.answers
     assert (lane.gap_told, lane.expected) == (True, 1)  # it is asked to go back to number 1
     it.send("program", 1)
     assert it.users() == ["program-0", "program-1"]
@@ -122,7 +122,7 @@ async def test_held_inputs_go_on_if_the_session_ends_and_are_held_again_in_the_n
 
 
 def test_durable_inputs_are_not_held() -> None:
-    assert not FastInputs([Inputs(on_full=lambda _: None).port], lambda _: 0, lambda: None)
+    assert not FastInputs([Inputs(durable=True).port], lambda _: 0, lambda: None)
 
 
 # -- set-up ---------------------------------------------------------------------------------------
@@ -135,12 +135,12 @@ class Inputs:
         stream = App("shop").create_input_stream("visits", key="user", types=Click)
         assert isinstance(stream, InputStream)
         self.stage = Stage(1000)
-        self.told: list[ProducerLane] = []
+        self.effects = Effects()
         self.released = self.carried = 0
         self.looks: list[bool] = []  # whether it was held when it was looked how much waits
         self._batches: list[EventBatch] = []
         self.port = InputPort(
-            stream, {0: self.stage}, Partitioner(1), "crc32m", self._take, self.told.append, {},
+            stream, {0: self.stage}, Partitioner(1), "crc32m", self._take, self.effects, {},
             **durable,
         )  # fmt: skip
         self.fast = FastInputs([self.port], self._looked, self._released)

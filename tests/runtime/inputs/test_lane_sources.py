@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from s4node.net.ingress.admission import MAX_WATCHED, StreamAdmission
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.stages.stage import Stage
@@ -111,7 +112,7 @@ def test_names_of_producers_are_noted_for_those_that_look_and_up_to_a_limit() ->
 
 def admission_of(partitions: int) -> StreamAdmission:
     stages = {each: Stage(10_000) for each in range(partitions)}
-    return StreamAdmission("clicks", stages, lambda _: None)
+    return StreamAdmission("clicks", stages, Effects())
 
 
 def greet(admission: StreamAdmission, producer: str, connection: int) -> None:

@@ -14,7 +14,7 @@ from s4node.app.stream import InputStream
 from s4node.events.event import Event, EventBatch, GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType, TypeDecl, fingerprint_of
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
 from s4node.stages.stage import Stage
@@ -379,7 +379,6 @@ class Node:
         stream = App("shop").create_input_stream("clicks", key=key, types=types)
         assert isinstance(stream, InputStream)
         self.batches: list[EventBatch] = []
-        self.heard: list[ProducerLane] = []
         self.stages = {partition: Stage(1000) for partition in range(partitions)}
         self.partitioner = Partitioner(partitions)
         self.port = InputPort(
@@ -388,7 +387,7 @@ class Node:
             self.partitioner,
             "crc32m",
             self.batches.append,
-            self.heard.append,
+            Effects(),
             {wire.MAX_FRAME_BYTES: 4096},
         )
 
