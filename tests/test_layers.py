@@ -88,7 +88,7 @@ PURE_MODULES = {
         "spill staged_outbox stream_types subscriber transactional_outbox"
     ),
     "net.ingress": (
-        "admission durable_admission part_numbers peer_limits peer_rights producer_lane "
+        "admission durable_admission flow part_numbers peer_limits peer_rights producer_lane "
         "producer_life rerouted_batch unbegun"
     ),
     "net.client": "reading",

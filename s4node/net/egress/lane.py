@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from s4node.errors import EventError
@@ -33,45 +34,26 @@ class OutgoingFrame(NamedTuple):
     data: bytes
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Lane:
     """The part of an outbox for one partition."""
 
-    __slots__ = (
-        "cursor",
-        "excepted",
-        "frames",
-        "known",
-        "life",
-        "limit",
-        "next_number",
-        "open",
-        "partition",
-        "pending",
-        "released",
-        "senders",
-        "start",
-        "told_idle",
-        "told_time",
-        "upto",
-    )
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.open = False  # its owner has answered the hello
-        self.pending: list[Any] = []
-        self.senders: deque[tuple[str, int]] = deque()
-        self.frames: deque[OutgoingFrame] = deque()  # not acknowledged yet
-        self.excepted = NumberRanges()
-        self.cursor = 0
-        self.start = 0
-        self.next_number = 0
-        self.upto = 0
-        self.known = 0  # below this, an earlier life of this producer has settled numbers
-        self.life = 0  # the number of this life, as told by the owner
-        self.limit = 0
-        self.released = wire.MAX_NUMBER  # frames from here on may not leave yet
-        self.told_time = -math.inf  # the time that its owner was told
-        self.told_idle = False
+    partition: int
+    open: bool = False  # its owner has answered the hello
+    pending: list[Any] = field(default_factory=list)
+    senders: deque[tuple[str, int]] = field(default_factory=deque)
+    frames: deque[OutgoingFrame] = field(default_factory=deque)  # not acknowledged yet
+    excepted: NumberRanges = field(default_factory=NumberRanges)
+    cursor: int = 0
+    start: int = 0
+    next_number: int = 0
+    upto: int = 0
+    known: int = 0  # below this, an earlier life of this producer has settled numbers
+    life: int = 0  # the number of this life, as told by the owner
+    limit: int = 0
+    released: int = wire.MAX_NUMBER  # frames from here on may not leave yet
+    told_time: float = -math.inf  # the time that its owner was told
+    told_idle: bool = False
 
     def restore(self, frames: Sequence[OutgoingFrame], next_number: int) -> None:
         """Resume where an earlier life has stopped, with the frames that it has committed."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from s4node.net.egress.closed_layouts import told_layout
@@ -225,47 +226,32 @@ class Routes:
             route.ask_for_lanes()
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class NodeRoute:
     """The route to the node at ``address``, with the lanes that the node owns."""
 
-    __slots__ = (
-        "_accepted",
-        "_asked",
-        "_declared",
-        "_first_lane",
-        "_frame_bytes",
-        "_reopened",
-        "_told_time_ms",
-        "_unasked",
-        "_wants_hello",
-        "address",
-        "alias",
-        "budget",
-        "draining",
-        "lanes",
-        "opened",
-        "outbox",
-        "routes",
-    )
+    routes: Routes
+    address: str
+    outbox: Outbox = field(init=False)
+    alias: str = field(init=False)
+    lanes: list[Lane] = field(default_factory=list)
+    opened: bool = False
+    draining: bool = False  # the node is stopping
+    budget: int = _ENVELOPE_BYTES
+    _asked: deque[tuple[type, ...]] = field(default_factory=deque)
+    """The classes in each unanswered hello."""
+    _accepted: tuple[type, ...] = ()
+    _declared: tuple[type, ...] = ()
+    _wants_hello: bool = False
+    _frame_bytes: int = 0
+    _unasked: int = 0  # bytes of frames since the last request for a verdict
+    _reopened: bool = False  # lanes with events were, and not all has left that may
+    _told_time_ms: int = 0  # when it was last told a time
+    _first_lane: int = 0
 
-    def __init__(self, routes: Routes, address: str) -> None:
-        self.routes = routes
-        self.outbox = routes.outbox
-        self.address = address
-        self.alias = address
-        self.lanes: list[Lane] = []
-        self.opened = False
-        self.draining = False  # the node is stopping
-        self._asked: deque[tuple[type, ...]] = deque()  # the classes in each unanswered hello
-        self._accepted: tuple[type, ...] = ()
-        self._declared: tuple[type, ...] = ()
-        self._wants_hello = False
-        self._frame_bytes = 0
-        self._unasked = 0  # bytes of frames since the last request for a verdict
-        self._reopened = False  # lanes with events were, and not all has left that may
-        self.budget = _ENVELOPE_BYTES
-        self._told_time_ms = 0  # when it was last told a time
-        self._first_lane = 0
+    def __post_init__(self) -> None:
+        self.outbox = self.routes.outbox
+        self.alias = self.address
 
     # -- out ---------------------------------------------------------------------------------
 

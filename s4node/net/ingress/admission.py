@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from s4node.net.ingress.flow import Flow, Move, On, Presence
 from s4node.net.ingress.producer_lane import Effects, FrameReceipt, Mark, ProducerLane
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
@@ -187,7 +188,8 @@ class StreamAdmission:
             if lane is None:
                 lane = self._made(hello.peer, partition, max(0, starts.get(partition, 0)))
                 self.lanes[hello.peer, partition] = lane
-            lane.connection, lane.seen, lane.ended = connection, now, False
+            lane.connection, lane.seen = connection, now
+            lane.moves(Move.HELLO)
             self._greeted(lane, hello, told.get(partition, 0))
             start = starts.get(partition, lane.expected)
             if start > lane.expected == lane.safe:
@@ -255,7 +257,7 @@ class StreamAdmission:
         skip = first - data.first  # duplicates
         if end > first >= lane.limit:
             self.over_credit += 1
-            self._tell_expected(lane)
+            lane.on(On.OVER)
             return None
         self.duplicates += min(skip, data.count)
         if end <= first:
@@ -284,14 +286,14 @@ class StreamAdmission:
     def _on_gap(self, lane: ProducerLane, first: int) -> None:
         """Tell the producer of a frame after a gap, once until it goes back."""
         self.gaps += 1
-        went_back = first <= lane.gap_first  # but its first frame is missing again
+        event = On.BACK if first <= lane.gap_first else On.BEYOND
         lane.gap_first = first
-        if not lane.gap_told or (went_back and not lane.held):
-            self._tell_expected(lane)
+        lane.on(event)
 
     def _move_on(self, lane: ProducerLane, end: int, weight: float) -> None:
         """Advance a lane to ``end``, with events of ``weight`` bytes each."""
-        lane.gap_told = lane.held = False
+        if lane.flow is not Flow.OPEN:
+            lane.on(On.TAKEN)
         lane.gap_first = -1
         lane.expected = end
         if lane.unheard:
@@ -325,18 +327,13 @@ class StreamAdmission:
     def _hold(self, lane: ProducerLane, count: int) -> None:
         """Leave a frame to its producer, which is asked for it once there is room."""
         self.left += count
-        lane.held = lane.gap_told = True
-        lane.gap_untold = False
+        lane.on(On.NO_ROOM)
         self._held[lane] = None
 
     def connection_of(self, producer: str) -> Hashable | None:
         """The connection to which the producer's id belongs; None if it is not connected."""
         lane = self.lanes.get((producer, next(iter(self.stages), 0)))
         return None if lane is None else lane.connection
-
-    def _tell_expected(self, lane: ProducerLane) -> None:
-        lane.gap_told = lane.gap_untold = lane.urgent = True
-        self.effects.answers[lane] = None
 
     def released(self) -> None:
         """Let lanes go on that were held for lack of room in the stages."""
@@ -345,10 +342,8 @@ class StreamAdmission:
         if self._held and self.deserializer.roomy:
             for lane in [each for each in self._held if self._has_room(each)]:
                 del self._held[lane]
-                lane.held = False
                 lane.gap_first = UNLIMITED  # any further gap is a new one
-                if lane.connection is not None:
-                    self._tell_expected(lane)
+                lane.on(On.ROOM)
         for credit in [credit for credit in self._holding if not credit.holding]:
             self._holding.pop(credit)
         for credit in list(self._holding):
@@ -380,8 +375,7 @@ class StreamAdmission:
         """Take a producer's request for its verdicts."""
         for lane in self._of(producer, connection):
             lane.asked = lane.expected  # the answer waits until all arrived events are processed
-            lane.gap_untold = lane.gap_told and not lane.held  # it may have missed that answer
-            lane.urgent = lane.urgent or lane.gap_untold
+            lane.on(On.ASKED)  # it may have missed an answer
             if lane.pressing:  # else the answer follows once it is
                 self.effects.answers[lane] = None
 
@@ -405,6 +399,7 @@ class StreamAdmission:
         self._has_moved(producer)
         for lane in self._of(producer, connection):
             lane.connection, lane.seen = None, now
+            lane.moves(Move.GONE)
             self._away[lane] = None
             self._held.pop(lane, None)
             lane.credit.remove(lane)
@@ -420,7 +415,7 @@ class StreamAdmission:
         for lane in list(self._of(producer, connection)):
             self._held.pop(lane, None)
             self._ended[producer] = None
-            lane.ended = True
+            lane.moves(Move.END)
             if self._is_over(lane):
                 lane.credit.remove(lane)
                 self._drop(lane)
@@ -434,7 +429,7 @@ class StreamAdmission:
             lanes = [
                 self.lanes[producer, each] for each in self.stages if (producer, each) in self.lanes
             ]
-            if all(self._is_over(one) and (one.ended or one.connection is None) for one in lanes):
+            if all(self._is_over(one) and one.presence is not Presence.HERE for one in lanes):
                 for lane in lanes:
                     lane.credit.remove(lane)
                     self._drop(lane)
@@ -469,6 +464,7 @@ class StreamAdmission:
             self._held.pop(lane, None)
             self._away.pop(lane, None)
             lane.connection = None  # which reports it no more
+            lane.moves(Move.GONE)
             del self.lanes[lane.producer, partition]
         self.watched.pop(partition, None)
 
@@ -517,4 +513,7 @@ class StreamAdmission:
             assert lane.told_upto <= lane.settled <= lane.safe <= lane.expected
             assert lane.told_limit <= lane.limit
             assert lane.connection is not None or lane in self._away
+            assert lane.connection is None or lane.presence is not Presence.AWAY
+            assert lane.connection is not None or lane.presence is not Presence.HERE
+            assert lane.urgent or lane.flow is not Flow.GAP
             lane._low.validate()

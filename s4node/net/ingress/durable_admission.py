@@ -36,6 +36,7 @@ from msgspec.structs import replace
 
 from s4node.errors import LimitReached
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
+from s4node.net.ingress.flow import On
 from s4node.net.ingress.producer_lane import AT_ONCE, FrameReceipt, ProducerLane, Unprocessed
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
@@ -138,9 +139,10 @@ class DurableLane(ProducerLane):
         self._low = LowWatermark(self.committed)
         self.expected = self.committed
         self.asked = -1
-        self.wanted = self.held = False
+        self.wanted = False
         self.untold.forget_from(self.committed)
         self.gap_first = -1
+        self.on(On.ROLLED_BACK)
 
     @property
     def pressing(self) -> bool:
@@ -289,8 +291,6 @@ class DurableAdmission(StreamAdmission):
             if lane.partition == partition and lane.committed < lane.expected:
                 lane.roll_back()
                 self._held.pop(lane, None)
-                if lane.connection is not None:
-                    self._tell_expected(lane)
             passed = lane.passed  # a later one is repeated by the producer, with its events
             if lane.partition == partition and passed and passed.number <= lane.committed:
                 self.on_time(lane, passed)

@@ -184,7 +184,8 @@ class Listener:
 
     def send_due(self, now: float) -> float | None:
         """Send what is due to all peers; return when to call again, or None."""
-        self._add_answers(now)
+        if self.effects.answers:
+            self._add_answers(now)
         earliest: float | None = None
         for connection in list(self._news):
             due = connection.send_due(now)

@@ -17,11 +17,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from s4node.errors import presentable
 from s4node.events.event import LIVE
+from s4node.net.ingress.flow import ARRIVALS, NEXT, Flow, Move, On, Presence
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt, LowWatermark
@@ -206,84 +208,53 @@ class LaneOwner(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ProducerLane:
     """One producer's numbers in one partition of a stream."""
-
-    __slots__ = (
-        "_before",
-        "_low",
-        "_ruled",
-        "_senders",
-        "admission",
-        "asked",
-        "connection",
-        "credit",
-        "effects",
-        "ended",
-        "expected",
-        "gap_first",
-        "gap_told",
-        "gap_untold",
-        "held",
-        "left",
-        "life",
-        "limit",
-        "marks",
-        "origin",
-        "own_id",
-        "partition",
-        "passed",
-        "period",
-        "press_at",
-        "producer",
-        "seen",
-        "told_limit",
-        "told_upto",
-        "unheard",
-        "untimed",
-        "untold",
-        "urgent",
-        "weight",
-    )
 
     by_event = False  # whole frames are acknowledged
     returns = 0
 
-    def __init__(self, admission: LaneOwner, producer: str, partition: int, start: int):
-        self.admission = admission
+    admission: LaneOwner
+    producer: str
+    partition: int
+    expected: int
+    effects: Effects = field(init=False)
+    credit: Credit[ProducerLane] = field(init=False)
+    origin: str = field(init=False)  # of its numbers, in words
+    life: Life = field(default_factory=Life)  # the latest life that said hello
+    own_id: bool = False  # later lives of its producer use the same id
+    untimed: bool = False  # a task that reports no time
+    left: bool = False  # its program leaves, and may return
+    limit: int = field(init=False)
+    connection: Hashable | None = None
+    presence: Presence = Presence.AWAY
+    untold: Untold = field(default_factory=Untold)
+    unheard: deque[tuple[int, Sequence[Unprocessed]]] | None = None
+    weight: float = 0.0  # bytes an event, lately
+    period: int = -1
+    gap_first: int = -1  # the first number of the last frame after the gap
+    flow: Flow = Flow.OPEN
+    urgent: bool = False
+    asked: int = -1
+    told_upto: int = field(init=False)
+    told_limit: int = field(init=False)
+    press_at: int = field(init=False)
+    seen: float = 0.0
+    marks: list[Mark] = field(default_factory=list)
+    passed: Mark | None = None  # the last one that was passed on
+    _low: LowWatermark = field(init=False)
+    _ruled: Sequence[Unprocessed] = ()
+    _senders: deque[tuple[str, int]] | None = None  # in runs, each with its end
+    _before: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def __post_init__(self) -> None:
+        admission, partition, start = self.admission, self.partition, self.expected
         self.effects = admission.effects
         self.credit = admission.credit(partition)
-        self.producer = producer
-        self.partition = partition
-        self.origin = origin_of(admission.stream, partition, producer)  # of its numbers, in words
-        self.life = Life()  # the latest life that said hello
-        self.own_id = False  # later lives of its producer use the same id
-        self.untimed = False  # a task that reports no time
-        self.left = False  # its program leaves, and may return
-        self.expected = start
-        self.limit = start
+        self.origin = origin_of(admission.stream, partition, self.producer)
         self._low = LowWatermark(start)
-        self.connection: Hashable | None = None
-        self.ended = False  # its producer has sent an end of stream
-        self.untold = Untold()
-        self.unheard: deque[tuple[int, Sequence[Unprocessed]]] | None = None
-        self._ruled: Sequence[Unprocessed] = ()
-        self._senders: deque[tuple[str, int]] | None = None  # in runs, each with its end
-        self._before = (start, start, start, start)
-        self.held = False  # a frame was left to the producer for lack of room
-        self.weight = 0.0  # bytes an event, lately
-        self.period = -1
-        self.gap_first = -1  # the first number of the last frame after the gap
-        self.gap_told = False
-        self.gap_untold = False
-        self.urgent = False
-        self.asked = -1
-        self.told_upto = start
-        self.told_limit = start
-        self.press_at = start
-        self.seen = 0.0
-        self.marks: list[Mark] = []
-        self.passed: Mark | None = None  # the last one that was passed on
+        self.limit = self.told_upto = self.told_limit = self.press_at = start
 
     @property
     def ssp(self) -> tuple[str, str, int]:
@@ -298,6 +269,19 @@ class ProducerLane:
     def settled(self) -> int:
         """The producer need not keep events below this number."""
         return self._low.safe
+
+    def on(self, event: On) -> None:
+        """Take what has happened; the producer is told if it has to go back."""
+        flow = NEXT.get((self.flow, event))
+        if flow is not None:
+            self.flow = flow
+            if flow is Flow.GAP:
+                self.urgent = True
+                self.effects.answers[self] = None
+
+    def moves(self, how: Move) -> None:
+        """Note that its producer comes or goes."""
+        self.presence = ARRIVALS.get((self.presence, how), self.presence)
 
     def complete(self, first: int, end: int) -> None:
         """Note that the numbers ``first <= n < end`` are done."""
@@ -413,9 +397,10 @@ class ProducerLane:
             if self.unheard is None:
                 self.unheard = deque()
             self.unheard.append((self.told_limit, self._ruled))
-            self.urgent = bool(self.untold) or self.gap_untold
-        elif self.gap_untold:
-            outcome, self.gap_untold = wire.EXPECTED, False
+            self.urgent = bool(self.untold) or self.flow is Flow.GAP
+        elif self.flow is Flow.GAP:
+            outcome = wire.EXPECTED
+            self.on(On.ANSWERED)
         share = self.share
         if not self.untold:  # more credit only when all refusals so far have been told
             self.limit = self.admission.new_limit(self, share)
@@ -438,7 +423,7 @@ class ProducerLane:
         if self._ruled and self.unheard:
             self.unheard.pop()
             self.untold.put_back(self._ruled)
-        self.gap_untold = self.gap_told and not self.held
+        self.on(On.LOST)
 
     def heard(self, end: int) -> None:
         """Note that the producer used credit up to ``end``, so it got the rulings before that."""
@@ -468,7 +453,7 @@ class ProducerLane:
         ]
         self.unheard = None
         self.untold.put_back(told)
-        self.gap_told = self.gap_untold = self.held = False
+        self.on(On.REOPENED)
         self.urgent = bool(self.untold)
 
     @property

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -74,6 +75,7 @@ class TaskProgress(NamedTuple):
         return positions, self.consumed, rows_of(self.producers)
 
 
+@dataclass(eq=False, repr=False)
 class CommitContext:
     """The parts that the commits of all tasks of a container share.
 
@@ -84,29 +86,21 @@ class CommitContext:
     ``open``.
     """
 
-    def __init__(
-        self,
-        progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]],
-        on_consumed: Callable[[str, Collection[str]], Awaitable[Collection[str]]],
-        producers: Producers,
-        *,
-        exchange: Exchange,
-        cuts: Cuts,
-        retries: Retries,
-    ) -> None:
-        self.commits = 0
-        self.failures = 0
-        self.progress = progress
-        self.on_consumed = on_consumed
-        self.producers = producers
-        self.exchange = exchange
-        self.cuts = cuts
-        self.retries = retries
-        self.store: TaskClaims | None = None
-        self.run = 0
-        self.encoding = trio.Lock()
-        self.claiming = threading.Lock()
-        """Held while a thread calls the store of claims."""
+    progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]]
+    on_consumed: Callable[[str, Collection[str]], Awaitable[Collection[str]]]
+    producers: Producers
+    exchange: Exchange
+    cuts: Cuts
+    retries: Retries
+    commits: int = 0
+    failures: int = 0
+    store: TaskClaims | None = None
+    run: int = 0
+    encoding: trio.Lock = field(default_factory=trio.Lock)
+    claiming: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a thread calls the store of claims."""
+
+    def __post_init__(self) -> None:
         self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
         self._uploads = trio.CapacityLimiter(_UPLOADS)
@@ -129,6 +123,7 @@ class CommitContext:
         await threads.run_sync(function, limiter=self._uploads)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class TaskCommits:
     """The commits of ``task``: the claim to write it, its state, and its last checkpoint.
 
@@ -137,51 +132,27 @@ class TaskCommits:
     wall time if the state waits for a disk or a URL.
     """
 
-    __slots__ = (
-        "_context",
-        "_epochs",
-        "_expire_at",
-        "_failing_since",
-        "_pe_expire_at",
-        "_written_ms",
-        "again",
-        "checkpoint",
-        "claim",
-        "cut",
-        "keeping",
-        "leaving",
-        "pending",
-        "spent",
-        "state",
-        "task",
-        "writing",
-    )
+    _context: CommitContext
+    task: Task
+    claim: Claim
+    state: TaskState
+    keeping: CheckpointRetention
+    checkpoint: Checkpoint = field(init=False)
+    writing: bool = False  # a commit runs
+    pending: TaskProgress | None = None  # to write next, for a task that saves only this
+    again: bool = False  # a commit was requested meanwhile
+    leaving: bool = False  # its last commits are being written
+    spent: tuple[float, float] = (0.0, 0.0)
+    cut: int = 0  # the savepoint whose cut is the current commit
+    _epochs: dict[tuple[str, str, int], int] = field(init=False)
+    _written_ms: int = 0  # when the last commit began
+    _failing_since: float | None = None
+    _expire_at: dict[str, bytes] = field(default_factory=dict)
+    _pe_expire_at: dict[str, bytes] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        context: CommitContext,
-        task: Task,
-        claim: Claim,
-        state: TaskState,
-        keeping: CheckpointRetention,
-    ) -> None:
-        self.task = task
-        self.claim = claim
-        self.state = state
-        self.keeping = keeping
-        self.checkpoint = checkpoint_of(state)
+    def __post_init__(self) -> None:
+        self.checkpoint = checkpoint_of(self.state)
         self._epochs = dict(self.checkpoint.epochs)
-        self.writing = False  # a commit runs
-        self.pending: TaskProgress | None = None  # to write next, for a task that saves only this
-        self.again = False  # a commit was requested meanwhile
-        self.leaving = False  # its last commits are being written
-        self.spent = (0.0, 0.0)
-        self.cut = 0  # the savepoint whose cut is the current commit
-        self._context = context
-        self._written_ms = 0  # when the last commit began
-        self._failing_since: float | None = None
-        self._expire_at: dict[str, bytes] = {}
-        self._pe_expire_at: dict[str, bytes] = {}
 
     def close(self) -> None:
         """Close the task's files; uncommitted changes are lost."""

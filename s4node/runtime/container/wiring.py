@@ -285,7 +285,8 @@ class Parts:
             self._replay.consumers.released()
         if self.readers.subscribers:
             dues.append(self.readers.feed(now))
-        self._carry_out()
+        if self._effects.commits or self._effects.committed:
+            self._carry_out()
         dues.append(self._listener.send_due(now))
         return min((due for due in dues if due is not None), default=None)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 
 from s4node.net.ingress.admission import MAX_WATCHED, StreamAdmission
+from s4node.net.ingress.flow import Presence
 from s4node.net.ingress.producer_lane import ProducerLane, origin_of
 from s4node.net.ingress.producer_life import task_of
 from s4node.net.wire.frame import TASK
@@ -54,7 +55,7 @@ class LaneSources:
             lane = self._admission.lanes.get((producer, self._partition))
             if lane is None:
                 gone = self._lanes.pop(name, None)
-                if gone is not None and gone.ended:  # and not only away
+                if gone is not None and gone.presence is Presence.ENDED:
                     self._ended[name] = gone
             else:
                 self._lanes[name] = lane
@@ -95,8 +96,8 @@ def _state_of(lane: ProducerLane) -> SourceState:
     has_reported = reports and lane.passed is not None and connected
     return SourceState(
         lane.origin,
-        here=connected and not lane.ended,
-        returns=(lane.own_id or is_task) and not lane.ended,
+        here=lane.presence is Presence.HERE,
+        returns=(lane.own_id or is_task) and lane.presence is not Presence.ENDED,
         waits=lane.safe < lane.expected,
         blocked=lane.limit <= lane.expected or has_reported,
         reports=reports,

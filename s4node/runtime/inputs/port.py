@@ -14,19 +14,18 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Hashable
 
 from s4node.app.plan.graph import rule_of
-from s4node.app.stream import InputStream, Stream
+from s4node.app.stream import Stream
 from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
 from s4node.events.routing import Router
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
-from s4node.net.ingress.producer_lane import Effects, FrameReceipt
+from s4node.net.ingress.producer_lane import FrameReceipt
 from s4node.net.wire import frame as wire
-from s4node.offsets.cuts import Cuts
 from s4node.offsets.producer_offsets import Closings
 from s4node.runtime.inputs.frame_batches import (
     FRAME_BYTES,
@@ -35,56 +34,36 @@ from s4node.runtime.inputs.frame_batches import (
     FrameBatch,
     MixedFrameBatch,
 )
-from s4node.stages.stage import Gauge, Stage, put_back
+from s4node.stages.stage import Stage, put_back
 
 _NONE_CLOSED: Closings = ()
 
 
 class InputPort:
-    """Takes the frames of one stream.
+    """Takes the frames of one stream into ``stages``, by partition, as ``admission`` allows.
 
-    ``stages`` are its stages by partition; ``headers`` go with every answer to a hello.
-    ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
-    frames only from ``members``, the connections of the app's other containers; producers keep
-    theirs. ``on_demand`` and ``full`` are as for the admission of a ``durable`` stream.
+    ``headers`` go with every answer to a hello. ``deliver(batch)`` puts a batch into the stage of
+    its partition's task. A ``closed`` port admits frames only from ``members``, the connections of
+    the app's other containers; producers keep theirs.
     """
 
     def __init__(
         self,
         stream: Stream,
-        stages: Mapping[int, Stage],
+        stages: dict[int, Stage],
+        admission: StreamAdmission,
         partitioner: Partitioner,
         hasher_name: str,
         deliver: Callable[[EventBatch], None],
-        effects: Effects,
         headers: wire.Headers,
-        gauge: Gauge | None = None,
-        *,
-        durable: bool = False,
-        on_demand: bool = False,
-        full: Container[tuple[str, Hashable]] = (),
-        cuts: Cuts | None = None,
     ) -> None:
         self.stream = stream
         self.closed = False
         self.members: set[Hashable] = set()
         self._leaving: set[int] = set()  # partitions
-        self._stages = dict(stages)
-        self.admission = StreamAdmission(stream.name, self._stages, effects)
-        self.durable: DurableAdmission | None = None
-        if durable:
-            self.admission = self.durable = DurableAdmission(
-                stream.name,
-                self._stages,
-                effects,
-                partitions=partitioner.partitions,
-                on_demand=on_demand,
-                full=full,
-                timed=isinstance(stream, InputStream) and stream.time is not None,
-                cuts=cuts or Cuts(),
-            )
-        if gauge is not None:
-            self.admission.deserializer = gauge
+        self._stages = stages
+        self.admission = admission
+        self.durable = admission if isinstance(admission, DurableAdmission) else None
         self._unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
         self.forwarded = 0
         self.routing = ""

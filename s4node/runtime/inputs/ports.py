@@ -29,8 +29,10 @@ from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
 from s4node.metrics.statistics import InputStatistics, StageStatistics
 from s4node.net.egress.forwarder import PassedOn
+from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.durable_admission import DurableAdmission
+from s4node.net.ingress.flow import Presence
 from s4node.net.ingress.producer_lane import Effects, Mark, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
@@ -98,22 +100,21 @@ class Ports:
         self._waiting: list[_Waiting] = []
 
         def port(stream: Stream) -> InputPort:
-            made = InputPort(
-                stream,
-                {},
-                partitioner,
-                config[settings.HASHER],
-                offer,
-                effects,
-                headers,
-                deserializers[stream.name],
-                durable=stream.name in durable,
-                on_demand=not config[settings.TASK_COMMIT_MS],
-                full=full,
-                cuts=cuts,
-            )
+            stages: dict[int, Stage] = {}
+            mine = stream.name, stages, effects, deserializers[stream.name], on_time
+            admission = StreamAdmission(*mine)
+            if stream.name in durable:
+                admission = DurableAdmission(
+                    *mine,
+                    partitions=partitioner.partitions,
+                    on_demand=not config[settings.TASK_COMMIT_MS],
+                    full=full,
+                    timed=isinstance(stream, InputStream) and stream.time is not None,
+                    cuts=cuts or Cuts(),
+                )
+            hasher = config[settings.HASHER]
+            made = InputPort(stream, stages, admission, partitioner, hasher, offer, headers)
             made.deserializer.pass_on = partial(send, stream.name)
-            made.admission.on_time = on_time
             return made
 
         for stream in app.streams.values():
@@ -304,9 +305,9 @@ class Ports:
 
     def keeps(self, lane: ProducerLane) -> bool:
         """Return True if the producer is connected from outside the app, so it can resend."""
-        port, connection = self.ports.get(lane.admission.stream), lane.connection
-        outside = port is not None and connection is not None and connection not in port.members
-        return outside and not lane.ended
+        port = self.ports.get(lane.admission.stream)
+        outside = port is not None and lane.connection not in port.members
+        return outside and lane.presence is Presence.HERE
 
     # -- leaving the cluster -----------------------------------------------------------------
 

@@ -21,6 +21,7 @@ Other tasks are never affected.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -73,6 +74,7 @@ _CALLING = (Phase.RUNNING, Phase.DRAINING)
 _ENDING = (Phase.DRAINING, Phase.RESTING)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Gate:
     """Counts what runs in one task, and says what may begin.
 
@@ -80,40 +82,18 @@ class Gate:
     event that is done.
     """
 
-    __slots__ = (
-        "async_commit",
-        "commit_due",
-        "committing",
-        "in_flight",
-        "inputs",
-        "max_concurrency",
-        "phase",
-        "running",
-        "timer_due",
-        "uncommitted",
-        "whole",
-        "window_due",
-    )
-
-    def __init__(
-        self,
-        max_concurrency: int = 1,
-        *,
-        async_commit: bool = False,
-        phase: Phase = Phase.CREATED,
-    ) -> None:
-        self.phase = phase
-        self.inputs = Inputs.OPEN
-        self.whole = False
-        self.max_concurrency = max_concurrency
-        self.async_commit = async_commit
-        self.in_flight = 0
-        self.commit_due = False
-        self.window_due = False
-        self.timer_due = False
-        self.committing = False
-        self.running: Op | None = None  # a window, a timer or the end of stream
-        self.uncommitted = False  # work was done since the last commit
+    max_concurrency: int = 1
+    async_commit: bool = False
+    phase: Phase = Phase.CREATED
+    inputs: Inputs = Inputs.OPEN
+    whole: bool = False
+    in_flight: int = 0
+    commit_due: bool = False
+    window_due: bool = False
+    timer_due: bool = False
+    committing: bool = False
+    running: Op | None = None  # a window, a timer or the end of stream
+    uncommitted: bool = False  # work was done since the last commit
 
     def may_enter(self, phase: Phase) -> bool:
         """Return True if ``phase`` may follow the current phase."""

@@ -9,6 +9,7 @@ from test_admission import admission_of, data, greet
 
 from s4node.events.event import EventBatch
 from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.flow import Presence
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.unbegun import cut_off, last_frames
 
@@ -82,7 +83,7 @@ def test_nothing_goes_back_to_a_producer_that_has_gone_or_has_ended_its_stream()
 
 
 def is_there(lane: ProducerLane) -> bool:
-    return lane.connection is not None and not lane.ended
+    return lane.presence is Presence.HERE
 
 
 def batches(admission: StreamAdmission, *counts: int, peer: str = "p") -> list[EventBatch]:

@@ -199,12 +199,11 @@ class Node:
         self.port = InputPort(
             stream,
             self.stages,
+            DurableAdmission("clicks", self.stages, Effects(), partitions=2),
             Partitioner(2),
             "crc32m",
             self.backlog.offer,
-            Effects(),
             {},
-            durable=True,
         )
         self.port.deserializer.pass_on = self._pass_on
         self.port.on_hello(

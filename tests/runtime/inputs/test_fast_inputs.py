@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
 
 import trio
 from harness import until
@@ -18,6 +17,9 @@ from s4node.config.config import Config
 from s4node.events.event import Event, EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.durable_admission import DurableAdmission
+from s4node.net.ingress.flow import Flow
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
@@ -41,7 +43,7 @@ def test_frames_that_come_while_an_input_is_held_are_left_to_their_producers() -
     it.fast.let_go(11.0)
     it.port.admission.released()
     (lane,) = it.effects.answers
-    assert (lane.gap_told, lane.expected) == (True, 1)  # it is asked to go back to number 1
+    assert (lane.flow, lane.expected) == (Flow.GAP, 1)  # it is asked to go back to number 1
     it.send("program", 1)
     assert it.users() == ["program-0", "program-1"]
     assert it.released == 1
@@ -131,7 +133,7 @@ def test_durable_inputs_are_not_held() -> None:
 class Inputs:
     """A fast input of one partition, and what comes out of it."""
 
-    def __init__(self, **durable: Any) -> None:
+    def __init__(self, *, durable: bool = False) -> None:
         stream = App("shop").create_input_stream("visits", key="user", types=Click)
         assert isinstance(stream, InputStream)
         self.stage = Stage(1000)
@@ -139,10 +141,10 @@ class Inputs:
         self.released = self.carried = 0
         self.looks: list[bool] = []  # whether it was held when it was looked how much waits
         self._batches: list[EventBatch] = []
-        self.port = InputPort(
-            stream, {0: self.stage}, Partitioner(1), "crc32m", self._take, self.effects, {},
-            **durable,
-        )  # fmt: skip
+        stages = {0: self.stage}
+        made = DurableAdmission if durable else StreamAdmission
+        admission = made("visits", stages, self.effects)
+        self.port = InputPort(stream, stages, admission, Partitioner(1), "crc32m", self._take, {})
         self.fast = FastInputs([self.port], self._looked, self._released)
 
     @property

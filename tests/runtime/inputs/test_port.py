@@ -14,6 +14,7 @@ from s4node.app.stream import InputStream
 from s4node.events.event import Event, EventBatch, GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
@@ -384,10 +385,10 @@ class Node:
         self.port = InputPort(
             stream,
             self.stages,
+            StreamAdmission("clicks", self.stages, Effects()),
             self.partitioner,
             "crc32m",
             self.batches.append,
-            Effects(),
             {wire.MAX_FRAME_BYTES: 4096},
         )
 
