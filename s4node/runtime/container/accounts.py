@@ -77,7 +77,7 @@ class Accounts:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
         parts, replay = self._parts, self._replay
-        members, senders = parts.members, parts.outputs.senders
+        senders = parts.outputs.senders
         gaining, recovering = parts.ownership.gaining, parts.ownership.recovering
         return ContainerStatistics(
             app=self._job,
@@ -85,7 +85,7 @@ class Accounts:
             grades=self._grades,
             tasks=tuple(task.statistics() for task in parts.partitions.tasks.values()),
             stages=tuple(self._stages()),
-            inputs=parts.inputs.statistics(members.passed_on() if members is not None else {}),
+            inputs=parts.inputs.statistics(parts.members.passed_on()),
             replay=replay.statistics() if replay is not None else ReplayStatistics(),
             outboxes=tuple(replay.exchange.statistics()) if replay is not None else (),
             sent={name: sender.sent for name, sender in senders.items()},
@@ -120,7 +120,6 @@ class Accounts:
         for task in self._parts.partitions.tasks.values():
             for stage in task.backlog.stages.values():
                 yield stage.statistics()
-        if self._parts.members is not None:
-            yield from self._parts.members.statistics()
+        yield from self._parts.members.statistics()
         for sender in self._parts.outputs.senders.values():
             yield from sender.statistics().values()

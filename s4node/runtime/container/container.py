@@ -320,8 +320,8 @@ class Container:
         await parts.outputs.start(nursery)
         if self.replay is not None:
             await self.replay.start(nursery, self.enrolment)
-        if parts.members is not None:
-            await nursery.start(parts.members.emitter.run)
+        await nursery.start(parts.members.emitter.run)
+        if self.enrolment is not None:
             await self._open(nursery)
 
     async def _own(self, outer: trio.Nursery, inner: trio.Nursery) -> None:
@@ -369,8 +369,7 @@ class Container:
         if self.log is not None:
             self.log.close()
             await self.log.wait_written()
-        if parts.members is not None:
-            await parts.members.finish()
+        await parts.members.finish()
         with trio.move_on_after(_PEERS_SECONDS):
             await self.listener.shut_down()
 
@@ -434,11 +433,9 @@ class Container:
         )
 
     def _stop_accepting(self) -> None:
-        members = self.parts.members
-        if members is None and self.replay is None:
+        if self.enrolment is None and self.replay is None:
             self.listener.stop_accepting()
-        if members is not None:  # members that stop as well still send to each other
-            members.emitter.insist()
+        self.parts.members.emitter.insist()  # those that stop as well still send to each other
         if self.replay is not None:
             self.replay.exchange.emitter.insist()
         self.front.drain()
@@ -458,7 +455,7 @@ class Container:
         if parts.quiescence is not None:
             parts.loop.end_windows()
             await parts.quiescence.wait()
-        if parts.members is not None:
+        if self.enrolment is not None:
             parts.loop.end_windows()
             await parts.members.drain(parts.loop, parts.partitions)
             if parts.quiescence is not None:  # for events that other members have sent meanwhile

@@ -41,7 +41,7 @@ class Drain:
     _app: str
     _tasks: Mapping[int, Task]
     _outputs: OutputStreams
-    _members: Members | None
+    _members: Members
     _exchange: Exchange | None
     _dead_letters: str
     _inner: Collection[str]
@@ -63,12 +63,11 @@ class Drain:
             f"{whom} to commit {events} events of stream {stream!r}"
             for (stream, whom), events in self._uncommitted().items()
         ]
-        if self._members is not None:
-            found += [
-                f"other members to process {unsettled} events of stream {stream!r}"
-                for stream in self._members.outboxes
-                if (unsettled := self._members.unsettled(stream))
-            ]
+        found += [
+            f"other members to process {unsettled} events of stream {stream!r}"
+            for stream in self._members.outboxes
+            if (unsettled := self._members.unsettled(stream))
+        ]
         for task in self._tasks.values():
             depth = sum(stage.depth for stage in task.backlog.stages.values())
             if depth or task.busy:

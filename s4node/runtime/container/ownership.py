@@ -73,7 +73,7 @@ class Ownership:
         partitions: Partitions,
         inputs: Ports,
         readers: Subscribers,
-        members: Members | None,
+        members: Members,
         replay: DurableParts | None,
         report: Callable[[], Awaitable[None]],
     ) -> None:
@@ -225,7 +225,7 @@ class Ownership:
         all_owned = not view.coming and all(view.owners)  # else more may come
         if self._replay is None or all_owned:  # without state, others keep what they have
             self.settled.set()
-        if self._members is None:
+        if self._membership is None:
             return
         self._front.headers |= told(view, self._front.listener.address)
         self._inputs.tell_owners()
@@ -260,7 +260,7 @@ class Ownership:
         took = clocks.steady() - began
         if gained:
             self.gaining.update(took)
-        if gained and self._members is not None:
+        if gained and self._membership is not None:
             log.info(
                 "owns partitions",
                 app=self._app.name,

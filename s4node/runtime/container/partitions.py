@@ -46,7 +46,7 @@ from s4node.stages.stage import Stage
 
 
 class Partitions:
-    """The partitions of ``app`` that this container runs; ``members`` run the others, if any.
+    """The partitions of ``app`` that this container runs; ``members`` run the others.
 
     ``exchange`` is None if tasks keep no state.
     """
@@ -59,7 +59,7 @@ class Partitions:
         dispatch: Dispatch,
         outputs: OutputStreams,
         readers: Subscribers,
-        members: Members | None,
+        members: Members,
         exchange: Exchange | None,
         settings: TaskSettings,
         choosers: ChooserSettings,
@@ -245,11 +245,10 @@ class Partitions:
         partition = batch.partition
         task = self.tasks.get(partition)
         arrived = isinstance(batch, FrameBatch)  # in the order of its producer
-        if task is not None and (arrived or not self._is_carried(batch.stream, partition)):
+        if task is not None and (arrived or not self._members.carries(batch.stream, partition)):
             task.backlog.offer(batch)
             self._loop.add(task)
         else:
-            assert self._members is not None
             self._members.forward(batch)
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
@@ -257,12 +256,11 @@ class Partitions:
 
         The source or task that has put them keeps no state. Return how many were dropped.
         """
-        task = self.tasks.get(partition)
-        if task is None or self._is_behind(stream, partition):
-            assert self._members is not None
+        task, others = self.tasks.get(partition), self._members.outboxes
+        if task is None or (others and others[stream].behind(partition)):
             dropped = self._members.put(stream, partition, events, waits=waits)
             if dropped:
-                reason = self._members.outboxes[stream].stage.executor.reason
+                reason = others[stream].stage.executor.reason
                 self._refusals.dropped(SENDER, stream, dropped, reason)
             return dropped
         stage = task.backlog.stages[stream]
@@ -283,14 +281,6 @@ class Partitions:
         if stage.holds:
             self._pipeline.watch(stream, partition, stage)
         return dropped
-
-    def _is_carried(self, stream: str, partition: int) -> bool:
-        """Return True if forwarded events of producers for our partition have yet to arrive."""
-        return self._members is not None and self._members.carries(stream, partition)
-
-    def _is_behind(self, stream: str, partition: int) -> bool:
-        """Return True if earlier events of the app for our partition have yet to arrive."""
-        return self._members is not None and self._members.is_behind(stream, partition)
 
     def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
         """Hand on events that ``task`` has put on ``stream`` while processing ``source``."""
@@ -323,9 +313,8 @@ class Partitions:
         """The fullness of the fullest stage of one of the app's own streams."""
         stages = [task.backlog.stages[stream] for task in self.tasks.values()]
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
-        if self._members is None:
-            return here
-        return max(here, self._members.outboxes[stream].pressure)
+        outbox = self._members.outboxes.get(stream)
+        return here if outbox is None else max(here, outbox.pressure)
 
     def carry(self, stream: Stream, events: list[Any], turn: int) -> int:
         """Take events of a source; ``turn`` distributes events without a key over the partitions.

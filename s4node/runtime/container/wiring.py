@@ -58,10 +58,10 @@ MAX_STEP_SECONDS = 0.005
 class Parts:
     """The parts of a container that runs ``app``; none of them is started.
 
-    ``members`` is None without an ``enrolment``. ``exchange`` and ``quiescence`` are None without a
-    ``replay``, which saves the state of tasks under ``name``. Rollbacks run in ``nursery``, and
-    errors of peers are raised there; the container may replace it. ``report`` goes to the
-    ownership. ``stopping`` is set when tasks have asked for the container's end.
+    Without an ``enrolment`` there are no other ``members``. ``exchange`` and ``quiescence`` are
+    None without a ``replay``, which saves the state of tasks under ``name``. Rollbacks run in
+    ``nursery``, and errors of peers are raised there; the container may replace it. ``report`` goes
+    to the ownership. ``stopping`` is set when tasks have asked for the container's end.
     """
 
     def __init__(
@@ -89,7 +89,6 @@ class Parts:
             prototype.on_event.on_unhandled = partial(_tell_unhandled, app.name, prototype.name)
         self.nursery = nursery
         self._stopping = stopping
-        self.members: Members | None = None
         self.exchange: Exchange | None = None
         self.quiescence: Quiescence | None = None
         self._front = front
@@ -131,16 +130,17 @@ class Parts:
         )
         if enrolment is not None:
             check_reachable(config)
-            self.members = Members(
-                app,
-                config,
-                self.pipeline,
-                node=node,
-                incarnation=incarnation,
-                partitions=partitioner.partitions,
-                on_news=self._heard,
-                refusals=self.refusals,
-            )
+        self.members = Members(
+            app,
+            config,
+            self.pipeline,
+            node=node,
+            incarnation=incarnation,
+            partitions=partitioner.partitions,
+            alone=enrolment is None,
+            on_news=self._heard,
+            refusals=self.refusals,
+        )
         if replay is not None:
             self.exchange = replay.exchange = Exchange(
                 app,
@@ -182,7 +182,7 @@ class Parts:
             headers=front.headers,
             deserializers=self.pipeline.deserializers,
             offer=self.partitions.offer,
-            shared=self.members is not None or replay is not None,
+            shared=enrolment is not None or replay is not None,
             durable=durable if replay is None else durable | inner_of(app),
             effects=self._effects,
             send=self._send,
@@ -262,7 +262,7 @@ class Parts:
 
     def _carried(self, stream: str) -> int:
         """The number of events of a stream that other members have not processed."""
-        return 0 if self.members is None else self.members.unsettled(stream)
+        return self.members.unsettled(stream)
 
     # -- reactions -------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Parts:
             self.partitions.turned.unpark_all()
         now = trio.current_time()
         dues = []
-        if self.members is not None:
+        if self.members.outboxes:
             dues.append(self.members.pump(now))
         if self.outputs.senders:
             dues.append(self.outputs.pump(now))
@@ -316,8 +316,7 @@ class Parts:
         """Handle news of consumers, members and receivers."""
         try:
             self.outputs.heard()
-            if self.members is not None:
-                self.members.heard()
+            self.members.heard()
             if self._replay is not None:
                 self._replay.exchange.heard()
                 if self.loop.ending:  # the loop may wait for this acknowledgement
@@ -329,7 +328,7 @@ class Parts:
         self.inputs.released()
         if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()
-        if self._effects or (self.members is not None and self.members.has_waiting):
+        if self._effects or self.members.has_waiting:
             self.loop.nudge()  # there may be room for waiting events
 
     async def _fail(self, error: S4Error) -> None:

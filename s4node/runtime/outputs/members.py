@@ -58,7 +58,10 @@ class Work(Protocol):
 
 
 class Members:
-    """Sends events to the other members of ``app``; ``on_news`` is called when one answers."""
+    """Sends events to the other members of ``app``; ``on_news`` is called when one answers.
+
+    A container that is ``alone`` sends nothing: it has no outboxes.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Members:
         node: str,
         incarnation: str,
         partitions: int,
+        alone: bool,
         on_news: Callable[[], None],
         refusals: Refusals,
     ) -> None:
@@ -86,7 +90,7 @@ class Members:
         self._incarnation = incarnation
         self._partitions = partitions
         self._refusals = refusals
-        for stream in app.streams.values():
+        for stream in () if alone else app.streams.values():
             options = outbox_options(stream, config)
             if not isinstance(stream, OutputStream):
                 stage = pipeline.sender(stream.name, remote=False)
@@ -122,15 +126,10 @@ class Members:
         forwarder = self._forwarders.get(stream)
         return forwarder is not None and forwarder.behind(partition)
 
-    def is_behind(self, stream: str, partition: int) -> bool:
-        """Return True if earlier events of the app for our partition have yet to arrive."""
-        return self.outboxes[stream].behind(partition)
-
     def unsettled(self, stream: str) -> int:
         """The number of events of a stream that their owners have not acknowledged."""
-        forwarder = self._forwarders.get(stream)
-        carried = 0 if forwarder is None else forwarder.unsettled
-        return self.outboxes[stream].unsettled + carried
+        boxes = self.outboxes.get(stream), self._forwarders.get(stream)
+        return sum(each.unsettled for each in boxes if each is not None)
 
     def forward(self, batch: EventBatch) -> None:
         """Forward a producer's batch for a partition that another member runs."""
