@@ -64,7 +64,6 @@ class CarefulMode:
     def replaced(self, task: Task) -> None:
         """Take a task that has not started, and may replace a failed one."""
         files, isolation = self.files[task.partition], task.failures.isolation
-        assert isolation is not None
         if files.deaths.count:
             isolation.after_deaths(lambda: self.well_past(task.partition, files))
         if self._behind:

@@ -199,8 +199,7 @@ class Committer:
     def _begin(self, commits: TaskCommits, what: TaskProgress) -> None:
         task = commits.task
         task.timetable.commit_begins(trio.current_time())
-        isolation = task.failures.isolation
-        if isolation is not None and (told := isolation.taken(end_told=task.gate.end_told)):
+        if told := task.failures.isolation.taken(end_told=task.gate.end_told):
             self._loop.carry_out(task, [HandOn("", stream, [event]) for stream, event in told])
         commits.begin_commit(what)
         commits.writing = True

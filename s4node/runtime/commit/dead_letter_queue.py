@@ -141,7 +141,6 @@ class DeadLetterQueue:
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._waiting += 1
-        assert task.failures.isolation is not None
         task.failures.isolation.poison_events.unsafe += 1
         self._nursery.start_soon(self._store, task, what, receipt)
 
@@ -150,7 +149,6 @@ class DeadLetterQueue:
         await self._keep(what)
         if receipt is not None:
             receipt.release(what.offset)
-        assert task.failures.isolation is not None
         task.failures.isolation.poison_events.unsafe -= 1
         if not task.failures.dead_letters_wait:
             self._loop.wake_partition(task.partition)

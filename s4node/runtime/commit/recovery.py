@@ -104,14 +104,12 @@ class Recovery:
                 exc_info=error.__cause__ if fault.trace else None,
             )
         self.counts[batch.stream] += 1
-        assert task.failures.isolation is not None
         task.failures.isolation.poison_events.add(place, fault)
         return True
 
     def _takes_call(self, task: Task, error: ProcessingError, call: HookCall) -> bool:
         """Return True if the task leaves a call of a window or a timer out from now on."""
         stream, said = self._said_of(call.pe)
-        assert task.failures.isolation is not None
         hooks = task.failures.isolation.failed_hooks
         if said == FAIL:
             return False
@@ -147,7 +145,6 @@ class Recovery:
     def call_left_out(self, task: Task, left: LeftOutCall) -> None:
         if not left.failed.kept:
             return
-        assert task.failures.isolation is not None
         if self._dead_letters is not None:
             left.dead_letter.put("app", task.app.name)
             left.dead_letter.put("task", task.name)
@@ -158,7 +155,6 @@ class Recovery:
 
     def skip_named(self, task: Task, files: DeathFiles) -> None:
         """Skip the events that ``s4 dead-letter skip`` has named."""
-        assert task.failures.isolation is not None
         for one in files.skipped:
             task.failures.isolation.poison_events.add(Place(one.origin, one.number), DIED)
 
@@ -191,7 +187,6 @@ class Recovery:
                 dead_letter.put("app", task.app.name)
                 dead_letter.put("task", task.name)
                 dead_letter.freeze()
-                assert task.failures.isolation is not None
                 task.failures.isolation.tell(batch, one, self._dead_letters)
             else:
                 self._dead_letter_queue.send_skipped(task, place, dead_letter)

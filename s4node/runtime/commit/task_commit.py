@@ -375,8 +375,7 @@ class TaskCommits:
     async def tell(self, what: TaskProgress) -> None:
         """Acknowledge a commit that is safe to producers, startpoints and the task."""
         self._context.commits += 1
-        if self.task.failures.isolation is not None:
-            self.task.failures.isolation.written()
+        self.task.failures.isolation.written()
         offsets, consumed, producers, _ = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
         self.checkpoint = Checkpoint(keyed, self._written_ms, consumed).over(self.checkpoint)

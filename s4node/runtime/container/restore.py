@@ -315,7 +315,6 @@ class Restore:
         self._context.exchange.roll_back(new, commits.state)
         progress = self._consumers.progress[old.partition].items()
         committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
-        assert new.failures.isolation is not None
         new.failures.isolation.poison_events.going_back(committed)
         self._consumers.replace(old, new)
         return new

@@ -44,7 +44,8 @@ class Recovery(IsolationPolicy[T_contra], Protocol[T_contra]):
 
 
 class Failures(Generic[T]):
-    """The failures of ``task``, called ``name``. Without an ``isolation``, each one stops the app.
+    """The failures of ``task``, called ``name``. Each one stops the app, unless ``isolate`` was
+    called.
 
     ``changes`` are the changes for the next commit of a task that keeps state. They are committed
     early when they take more than ``changes_bytes``.
@@ -53,7 +54,7 @@ class Failures(Generic[T]):
     def __init__(
         self, task: T, name: str, app: str, gate: Gate, backlog: Backlog, processor: Processor
     ) -> None:
-        self.isolation: Isolation[T] | None = None
+        self.isolation = Isolation(task)
         self.changes: Changes | None = None
         self.changes_bytes = 0
         self._recovery: Recovery[T] | None = None
@@ -67,14 +68,12 @@ class Failures(Generic[T]):
     def isolate(self, recovery: Recovery[T]) -> None:
         """Roll back for events at which the task fails; call before its start."""
         self._recovery = recovery
-        self.isolation = Isolation(self._task, recovery)
+        self.isolation.policy = recovery
         self._backlog.on_load = self.isolation.loaded
         self._processor.leave_out(self.isolation.failed_hooks)
 
     def succeed(self, before: Failures[T]) -> None:
         """Take over from the task that has failed; call before the start."""
-        assert self.isolation is not None
-        assert before.isolation is not None
         self.isolation.succeeds(before.isolation)
         self._processor.leave_out(self.isolation.failed_hooks)
         if self.isolation.end_written:
@@ -88,7 +87,7 @@ class Failures(Generic[T]):
     @property
     def dead_letters_wait(self) -> bool:
         """True if dead letters of the task are not stored yet."""
-        return self.isolation is not None and self.isolation.poison_events.unsafe > 0
+        return self.isolation.poison_events.unsafe > 0
 
     def before_end(self) -> Op:
         """Return what runs first at the end of inputs: a commit, or END_OF_STREAM itself."""
@@ -112,10 +111,8 @@ class Failures(Generic[T]):
 
     def undone(self, op: Op) -> Actions:
         """End a step whose result is discarded."""
-        if op is Op.PROCESS:
-            assert self.isolation is not None
-            if self.isolation.careful is not None:
-                self.isolation.careful.event_ended()
+        if op is Op.PROCESS and self.isolation.careful is not None:
+            self.isolation.careful.event_ended()
         self._gate.end_step(op)
         return self.step_ended()
 

@@ -337,7 +337,7 @@ class InFlight:
         if entry.over:
             return NONE
         load, failures = entry.load, self._failures
-        batch, isolation = load.batch, failures.isolation
+        batch, backoff = load.batch, failures.isolation.backoff
         failure: ProcessingError | None = None
         if isinstance(error, EventTimeout):
             failure = error
@@ -354,7 +354,7 @@ class InFlight:
             self._gate.end_step(Op.PROCESS)
             return failures.step_ended()
         self._processor.after_event(entry)
-        pulled, changes = isolation is not None and isolation.pulls(1), failures.changes
+        pulled, changes = backoff is not None and backoff.pulls(1), failures.changes
         if pulled or (changes is not None and changes.bytes > failures.changes_bytes):
             self._gate.commit_due = True
         actions: list[Action] = [

@@ -237,13 +237,12 @@ class Task:
             waiting = in_flight.ready if closing else in_flight.choose()
         op = self.gate.next_op(waiting, self.backlog.has_waiting, closing)
         isolation = failures.isolation
-        if isolation is not None:
-            if op is Op.END_OF_STREAM:
-                op = failures.before_end()
-            if op is Op.PROCESS and not isolation.may:
-                return Op.NOTHING
-            if op is Op.COMMIT and isolation.poison_events.unsafe:
-                return Op.NOTHING
+        if op is Op.END_OF_STREAM:
+            op = failures.before_end()
+        if op is Op.PROCESS and isolation.careful is not None and not isolation.careful.may:
+            return Op.NOTHING
+        if op is Op.COMMIT and isolation.poison_events.unsafe:
+            return Op.NOTHING
         return op
 
     def choose(self) -> bool:
@@ -281,10 +280,10 @@ class Task:
         """
         if op is Op.PROCESS:
             return await self.processor.process(*self._slice(limit))
-        isolation = self.failures.isolation
-        if isolation is not None and op is Op.TIMER:
-            limit = isolation.calls_limit(limit)
-            if isolation.pulls(limit):
+        backoff = self.failures.isolation.backoff
+        if backoff is not None and op is Op.TIMER:
+            limit = min(limit, backoff.left)
+            if backoff.pulls(limit):
                 self.want_commit()
         return await self.processor.run(op, limit)
 
@@ -293,11 +292,13 @@ class Task:
         assert batch is not None
         events = batch.events
         limit = self.backlog.limit(limit)
-        if isolation is not None:
-            limit = isolation.limit(limit)
+        if isolation.careful is not None:
+            limit = 1
+        elif isolation.backoff is not None:
+            limit = min(limit, isolation.backoff.left)
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
-        if isolation is not None and isolation.careful is not None and events:
+        if isolation.careful is not None and events:
             isolation.careful.event_begins(batch, batch.at)
         return batch, events
 
@@ -325,19 +326,18 @@ class Task:
         if op is Op.PROCESS:
             if changes is not None and changes.bytes > failures.changes_bytes:
                 self.want_commit()
-            if isolation is not None:
-                if isolation.careful is not None:
-                    isolation.careful.event_ended()
-                if isolation.failed_hooks.calls:  # some may have been due before these events
-                    for left in self.processor.left_out_calls():
-                        isolation.call_left_out(left)
-                if isolation.pulls(result):
-                    self.want_commit()
+            if isolation.careful is not None:
+                isolation.careful.event_ended()
+            if isolation.failed_hooks.calls:  # some may have been due before these events
+                for left in self.processor.left_out_calls():
+                    isolation.call_left_out(left)
+            if isolation.backoff is not None and isolation.backoff.pulls(result):
+                self.want_commit()
             self._processed += result
             self.backlog.advance(result)
             gate.end_step(op)
         elif op is Op.COMMIT:
-            if result and isolation is not None:
+            if result:
                 isolation.commit_taken()
             gate.end_step(op)
             if self.in_flight is not None:
@@ -346,7 +346,7 @@ class Task:
             gate.end_step(op)
             if changes is not None and len(changes) > _ROWS_OF_CALLS:
                 self.want_commit()
-            if isolation is not None:
+            if isolation.failed_hooks.calls:
                 for left in self.processor.left_out_calls():
                     isolation.call_left_out(left)
             if op is Op.WINDOW:
@@ -392,7 +392,6 @@ class Task:
 
     def be_careful(self, careful: Careful | None) -> None:
         """Process one event at a time, with its place written by ``careful``; None ends this."""
-        assert self.failures.isolation is not None
         self.failures.isolation.careful = careful
         self.gate.max_concurrency = self._concurrency if careful is None else 1
         if self.in_flight is not None:

@@ -62,31 +62,21 @@ class IsolationPolicy(Protocol[T_contra]):
 
 
 class Isolation(Generic[T]):
-    """The isolation of ``task``; ``policy`` decides for all tasks of the container."""
+    """The isolation of ``task``; ``policy`` decides for all tasks of the container.
 
-    __slots__ = (
-        "_backoff",
-        "_end_taken",
-        "_on_well_past",
-        "_policy",
-        "_task",
-        "_untold",
-        "_untold_calls",
-        "careful",
-        "end_written",
-        "failed_hooks",
-        "poison_events",
-    )
+    A task that does not roll back never skips anything, so nobody asks its policy.
+    """
 
-    def __init__(self, task: T, policy: IsolationPolicy[T]) -> None:
+    policy: IsolationPolicy[T]
+
+    def __init__(self, task: T) -> None:
         self.poison_events = PoisonEvents()
         self.failed_hooks = FailedHooks()
         self.careful: Careful | None = None
+        self.backoff: CommitBackoff | None = None
         self.end_written = False  # a commit covers the end of its inputs
         self._end_taken = False
         self._task = task
-        self._policy = policy
-        self._backoff: CommitBackoff | None = None
         self._on_well_past: Callable[[], None] | None = None
         self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
         self._untold_calls: list[tuple[Stream, Any]] = []
@@ -99,11 +89,11 @@ class Isolation(Generic[T]):
         self.failed_hooks = before.failed_hooks
         self.failed_hooks.going_back()
         self.end_written = before.end_written
-        self._backoff = CommitBackoff()
+        self.backoff = CommitBackoff()
 
     def after_deaths(self, on_well_past: Callable[[], None]) -> None:
         """Commit often, and call ``on_well_past`` once the task is well past where it began."""
-        self._backoff = CommitBackoff(ROUNDS_AFTER_DEATHS)
+        self.backoff = CommitBackoff(ROUNDS_AFTER_DEATHS)
         self._on_well_past = on_well_past
 
     # -- events ------------------------------------------------------------------------------
@@ -112,7 +102,7 @@ class Isolation(Generic[T]):
         """Skip the poison events of a batch that has just been loaded."""
         found = self.poison_events.leave_out(batch)
         if found:
-            self._policy.left_out(self._task, batch, found)
+            self.policy.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
         """Put a dead letter on a stream, in the first commit that covers its event."""
@@ -120,7 +110,7 @@ class Isolation(Generic[T]):
 
     def call_left_out(self, left: LeftOutCall) -> None:
         """Report a call that the task has left out."""
-        self._policy.call_left_out(self._task, left)
+        self.policy.call_left_out(self._task, left)
 
     def tell_call(self, left: LeftOutCall, stream: Stream) -> None:
         """Add a dead letter for a failed call to the next commit."""
@@ -143,40 +133,23 @@ class Isolation(Generic[T]):
         self._untold = left
         return told
 
-    @property
-    def may(self) -> bool:
-        """True if an event may be processed now."""
-        return self.careful is None or self.careful.may
-
-    def limit(self, limit: int) -> int:
-        """The number of events, up to ``limit``, that may be processed together."""
-        return 1 if self.careful is not None else self.calls_limit(limit)
-
     # -- commits -----------------------------------------------------------------------------
-
-    def calls_limit(self, limit: int) -> int:
-        """The number of calls of windows and timers, up to ``limit``, before the next commit."""
-        return limit if self._backoff is None else min(limit, self._backoff.left)
-
-    def pulls(self, count: int) -> bool:
-        """Count processed events, or calls; return True if a commit is due."""
-        return self._backoff is not None and self._backoff.pulls(count)
 
     def commit_taken(self) -> None:
         self.poison_events.taken()
         if self.failed_hooks.calls:
             self.failed_hooks.taken()
-        if self._backoff is not None and self._backoff.commit_taken():
-            self._backoff = None
+        if self.backoff is not None and self.backoff.commit_taken():
+            self.backoff = None
 
     def written(self) -> None:
         """Note that the commit was written."""
         if own := self.poison_events.written():
-            self._policy.covered(self._task, own)
+            self.policy.covered(self._task, own)
         if self.failed_hooks.calls:
             self.failed_hooks.written()
         self.end_written = self._end_taken
-        far = self._backoff is None or self._backoff.covered >= WELL_PAST_EVENTS
+        far = self.backoff is None or self.backoff.covered >= WELL_PAST_EVENTS
         if far and self._on_well_past is not None:
             on_well_past, self._on_well_past = self._on_well_past, None
             on_well_past()
