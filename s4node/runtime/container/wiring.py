@@ -23,6 +23,8 @@ from s4node.config.config import Config
 from s4node.errors import S4Error, TaskFenced
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
+from s4node.net.egress.emitter import Emitter
 from s4node.net.ingress.served_address import check_reachable
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.container.drain import Drain
@@ -123,8 +125,7 @@ class Parts:
             node=node,
             incarnation=incarnation,
             enrolment=enrolment,
-            on_room=self._room,
-            on_wait=self.loop.nudge,
+            nudge=self.loop.nudge,
             on_news=self._heard,
             refusals=self.refusals,
         )
@@ -138,7 +139,7 @@ class Parts:
             incarnation=incarnation,
             partitions=partitioner.partitions,
             alone=enrolment is None,
-            on_news=self._heard,
+            emitter=self._emitter(config),
             refusals=self.refusals,
         )
         if replay is not None:
@@ -151,7 +152,7 @@ class Parts:
                 incarnation=incarnation,
                 partitions=partitioner.partitions,
                 effects=self._effects,
-                on_news=self._heard,
+                emitter=self._emitter(config),
                 refusals=self.refusals,
                 cuts=replay.cuts,
             )
@@ -194,7 +195,7 @@ class Parts:
         if replay is not None:
             clock = trio.lowlevel.current_clock().current_time
             producers = Producers(self.inputs.durable, clock)
-            fast = FastInputs(self.inputs.ports.values(), self._carried, self.loop.nudge)
+            fast = FastInputs(self.inputs.ports.values(), self.members, self.loop.nudge)
             replay.make(
                 name,
                 model,
@@ -260,9 +261,12 @@ class Parts:
         """Send events that a task has received from a producer to the task of their keys."""
         self.partitions.send(self._tasks[home], stream, partition, events, sender)
 
-    def _carried(self, stream: str) -> int:
-        """The number of events of a stream that other members have not processed."""
-        return self.members.unsettled(stream)
+    def _emitter(self, config: Config) -> Emitter:
+        return Emitter(
+            credentials=Credentials.configured(config),
+            queue_size=config[settings.REMOTE_SENDER_SIZE],
+            on_news=self._heard,
+        )
 
     # -- reactions -------------------------------------------------------------------------------
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from s4node.runtime.inputs.port import InputPort
 
+if TYPE_CHECKING:
+    from s4node.runtime.outputs.members import Members
+
 
 class FastInputs:
-    """The fast ones of ``ports``; ``carried(stream)`` events of them are with other members.
+    """The fast ones of ``ports``; some of their events may be with other ``members``.
 
     ``on_release`` is called when producers may go on.
     """
@@ -23,11 +27,11 @@ class FastInputs:
     def __init__(
         self,
         ports: Iterable[InputPort],
-        carried: Callable[[str], int],
+        members: Members,
         on_release: Callable[[], None],
     ) -> None:
         self._ports = [port for port in ports if port.durable is None]
-        self._carried = carried
+        self._members = members
         self._on_release = on_release
         self._since: float | None = None
         self._until: float | None = None
@@ -59,7 +63,8 @@ class FastInputs:
         more events may come."""
         found: Counter[str] = Counter()
         for port in self._ports:
-            found[port.stream.name] = port.unprocessed + self._carried(port.stream.name)
+            name = port.stream.name
+            found[name] = port.unprocessed + self._members.unsettled(name)
         return dict(+found if self._held else found)
 
     @property

@@ -23,7 +23,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,7 +39,6 @@ from s4node.events.event import EventBatch, footprint
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
-from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.outbox_rows import (
     Rows,
@@ -100,7 +99,7 @@ class _Spilled:
 class Exchange:
     """The channels between the tasks of ``app``, whose job is ``name``.
 
-    ``effects`` get the tasks that have to commit; ``on_news`` is called when a receiver answers.
+    ``effects`` get the tasks that have to commit; ``emitter`` leads to other tasks.
     """
 
     def __init__(
@@ -114,15 +113,11 @@ class Exchange:
         incarnation: str,
         partitions: int,
         effects: Effects,
-        on_news: Callable[[], None],
+        emitter: Emitter,
         refusals: Refusals,
         cuts: Cuts,
     ) -> None:
-        self.emitter = Emitter(
-            credentials=Credentials.configured(config),
-            queue_size=config[settings.REMOTE_SENDER_SIZE],
-            on_news=on_news,
-        )
+        self.emitter = emitter
         self._app = app
         self._config = config
         self._pipeline = pipeline

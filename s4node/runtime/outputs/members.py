@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
 import trio
@@ -24,7 +24,6 @@ from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
-from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.forwarder import Forwarder, PassedOn
 from s4node.net.egress.routes import Routes
@@ -58,7 +57,7 @@ class Work(Protocol):
 
 
 class Members:
-    """Sends events to the other members of ``app``; ``on_news`` is called when one answers.
+    """Sends events to the other members of ``app``, by ``emitter``.
 
     A container that is ``alone`` sends nothing: it has no outboxes.
     """
@@ -73,14 +72,10 @@ class Members:
         incarnation: str,
         partitions: int,
         alone: bool,
-        on_news: Callable[[], None],
+        emitter: Emitter,
         refusals: Refusals,
     ) -> None:
-        self.emitter = Emitter(
-            credentials=Credentials.configured(config),
-            queue_size=config[settings.REMOTE_SENDER_SIZE],
-            on_news=on_news,
-        )
+        self.emitter = emitter
         self.outboxes: dict[str, StagedOutbox] = {}
         self._forwarders: dict[str, Forwarder] = {}
         self._routed: list[tuple[StagedOutbox | Forwarder, Routes]] = []

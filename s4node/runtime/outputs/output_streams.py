@@ -68,8 +68,8 @@ def outbox_options(stream: Stream, config: Config, *, saved: bool = False) -> di
 class OutputStreams:
     """A remote sender for each output stream of ``app``.
 
-    ``on_room`` is called when tasks that were held may go on, ``on_wait`` when ``pump`` has more to
-    say, and ``on_news`` when a consumer answers. Dropped and refused events are reported to
+    ``nudge`` gives the loop a turn, when tasks that were held may go on, or ``pump`` has more to
+    say; ``on_news`` is called when a consumer answers. Dropped and refused events are reported to
     ``refusals``.
     """
 
@@ -82,8 +82,7 @@ class OutputStreams:
         node: str,
         incarnation: str,
         enrolment: Enrolment | None,
-        on_room: Callable[[], None],
-        on_wait: Callable[[], None],
+        nudge: Callable[[], None],
         on_news: Callable[[], None],
         refusals: Refusals,
     ) -> None:
@@ -98,8 +97,7 @@ class OutputStreams:
         self._incarnation = incarnation
         self._awaited = enrolment is not None
         self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
-        self._on_room = on_room
-        self._on_wait = on_wait
+        self._nudge = nudge
         self._on_news = on_news
         self._refusals = refusals
         self._emitters: dict[str, Emitter] = {}
@@ -115,8 +113,7 @@ class OutputStreams:
     def _sender(self, stream: OutputStream) -> RemoteSender:
         sender = RemoteSender(
             stream.name,
-            on_room=self._on_room,
-            on_wait=self._on_wait,
+            nudge=self._nudge,
             refusals=self._refusals,
             awaited=self._awaited,
         )
@@ -166,7 +163,7 @@ class OutputStreams:
                     consumer=name,
                     events_without_verdict=left,
                 )
-                self._on_room()  # tasks no longer wait for this consumer
+                self._nudge()  # tasks no longer wait for this consumer
         for name, consumer in consumers.items():
             if name == self._ourselves:
                 continue

@@ -47,7 +47,7 @@ class _Consumer(NamedTuple):
 class RemoteSender:
     """One output stream, to every app that consumes it.
 
-    ``on_room`` is called when there may be room again, ``on_wait`` when events wait for an
+    ``nudge`` gives the loop a turn, when there may be room again, or when events wait for an
     allowance. ``awaited`` says that consumers may come later.
     """
 
@@ -55,8 +55,7 @@ class RemoteSender:
         self,
         stream: str,
         *,
-        on_room: Callable[[], None],
-        on_wait: Callable[[], None],
+        nudge: Callable[[], None],
         refusals: Refusals,
         awaited: bool,
     ) -> None:
@@ -66,8 +65,7 @@ class RemoteSender:
         self.unheard = 0
         self._consumers: dict[str, _Consumer] = {}
         self._gone: dict[str, StageStatistics] = {}  # counts of consumers that have gone
-        self._on_room = on_room
-        self._on_wait = on_wait
+        self._nudge = nudge
         self._refusals = refusals
         self._awaited = awaited
         self._time = -math.inf  # that sources have told
@@ -140,7 +138,7 @@ class RemoteSender:
             least, most = min(least, dropped), max(most, dropped)
             emitter.wake()
             if outbox.stage.depth:
-                self._on_wait()
+                self._nudge()
         self.sent += count - least
         self.dropped += most
         if self.full:
@@ -238,7 +236,7 @@ class RemoteSender:
         """Handle news of consumers: report refusals, and let waiting sources go on."""
         for _, _, outbox in self._consumers.values():
             if outbox.stage.depth:
-                self._on_wait()  # there may be room for them now
+                self._nudge()  # there may be room for them now
             for refusal in outbox.refusals.drain():
                 self._refusals.report(REMOTE_SENDER, refusal)
             if outbox.error:
@@ -249,4 +247,4 @@ class RemoteSender:
         if self._was_full and not self.full:
             self._was_full = False
             self._lot.unpark_all()
-            self._on_room()
+            self._nudge()

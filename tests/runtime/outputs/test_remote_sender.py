@@ -56,8 +56,7 @@ async def test_a_time_is_told_after_the_events_before_it_and_to_later_consumers(
 def sender() -> RemoteSender:
     return RemoteSender(
         "totals",
-        on_room=lambda: None,
-        on_wait=lambda: None,
+        nudge=lambda: None,
         refusals=Refusals(),
         awaited=False,
     )
