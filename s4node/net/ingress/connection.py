@@ -54,7 +54,7 @@ class Peers:
         self,
         config: Config,
         credentials: Credentials | None,
-        has_news: Callable[[Connection], None],
+        nudge: Callable[[], None],
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.patience = config[settings.LISTENER_PATIENCE]
@@ -62,7 +62,8 @@ class Peers:
         self.limits = limits = peer_limits.LIMITS
         self.hellos = Rate(limits.all_hellos_per_second, 0.25)
         self.half_open: Counter[str] = Counter()  # by host
-        self.has_news = has_news
+        self.news: dict[Connection, None] = {}  # with something to send
+        self.nudge = nudge
         self._bytes: Budget[Connection] = Budget(limits.bytes)
         self._lanes: Budget[Connection] = Budget(limits.lanes)
         self._credentials = credentials
@@ -153,7 +154,8 @@ class Connection:
         self._answer_bytes += len(frame)
         self.answers.append(frame)
         self._count_unread()
-        self._peers.has_news(self)
+        self._peers.news[self] = None
+        self._peers.nudge()
 
     def outdated(self, before: object, producer: str) -> str:
         """Why a producer may not open a stream here, after the connection ``before``; else empty.

@@ -88,7 +88,7 @@ class Listener:
         self._handler = handler
         self._credentials = serving_credentials(config)
         self._cluster = config[settings.CLUSTER_NAME]
-        self._peers = Peers(config, self._credentials, self._has_news)
+        self._peers = Peers(config, self._credentials, nudge)
         self.counts = self._peers.counts
         self._is_open = config[settings.ACCESS] == "open"
         self._advertise = config[settings.LISTENER_ADVERTISE]
@@ -99,9 +99,8 @@ class Listener:
         self._max_connections = config[settings.LISTENER_MAX_CONNECTIONS]
         self._handshake = config[settings.COMM_TIMEOUT]
         self._hosts: Counter[str] = Counter()
-        self._nudge = nudge
         self._held = held
-        self._news: dict[Connection, None] = {}
+        self._news = self._peers.news
         self._accepting = trio.CancelScope()
         self._slices = Slices()
         self._line = trio.CapacityLimiter(1)  # busy connections, in the order in which they come
@@ -177,10 +176,6 @@ class Listener:
     def broadcast(self, frame: bytes) -> None:
         for connection in self.connections:
             connection.answer(frame)
-
-    def _has_news(self, connection: Connection) -> None:
-        self._news.setdefault(connection)
-        self._nudge()
 
     def send_due(self, now: float) -> float | None:
         """Send what is due to all peers; return when to call again, or None."""
