@@ -32,6 +32,7 @@ from s4node.runtime.task.gate import Op
 from s4node.runtime.task.processor import InFlightEvent, Mode
 
 if TYPE_CHECKING:
+    from s4node.runtime.task.in_flight import InFlight
     from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -85,7 +86,7 @@ class StepRunner:
         self._carry_out = loop.carry_out
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
-        self._launched: deque[tuple[Task, InFlightEvent]] = deque()
+        self._launched: deque[tuple[Task, InFlight, InFlightEvent]] = deque()
         self._in_threads: set[trio.CancelScope] = set()
         self._give_up_at = math.inf
         self._slow_windows: set[str] = set()  # tasks that were reported
@@ -207,22 +208,21 @@ class StepRunner:
             op = task.next_op()
         return op
 
-    def _begin_next(self, task: Task) -> InFlightEvent | None:
-        assert task.in_flight is not None
+    def _begin_next(self, task: Task, in_flight: InFlight) -> InFlightEvent | None:
         now = trio.current_time() if task.settings.callback_timeout else 0.0
-        return task.in_flight.begin_event(now)
+        return in_flight.begin_event(now)
 
     def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
         """Begin up to ``limit`` events that may begin; return how many."""
         begun = 0
         in_flight = task.in_flight
         assert in_flight is not None
-        while begun < limit and (entry := self._begin_next(task)) is not None:
+        while begun < limit and (entry := self._begin_next(task, in_flight)) is not None:
             begun += 1
             if task.processor.style(entry.batch.stream) is Mode.CALLBACK:
                 task.processor.begin_one(entry, in_flight.end_soon)
             else:
-                self._launched.append((task, entry))
+                self._launched.append((task, in_flight, entry))
                 spawn(self._fly)
             if begun < limit and self.next_op(task) is not Op.PROCESS:
                 break
@@ -235,7 +235,7 @@ class StepRunner:
         launched event is taken, of any task. Each event runs in the mode of its own stream.
         """
         while True:
-            task, entry = self._launched.popleft()
+            task, in_flight, entry = self._launched.popleft()
             emitted.set(entry.put)
             error: BaseException | None = None
             try:
@@ -253,17 +253,17 @@ class StepRunner:
                 error = raised
             if entry.over:
                 return
-            in_flight = task.in_flight
-            assert in_flight is not None
             await in_flight.tidy(entry)
             self._carry_out(task, in_flight.end_event(entry, error))
             self._loop.wake(task)
             if self._loop.held or self.next_op(task) is not Op.PROCESS:
                 return
-            following = self._begin_next(task) if task.mode(Op.PROCESS) is Mode.TOGETHER else None
+            if task.mode(Op.PROCESS) is not Mode.TOGETHER:
+                return
+            following = self._begin_next(task, in_flight)
             if following is None:
                 return
-            self._launched.append((task, following))
+            self._launched.append((task, in_flight, following))
 
     async def _in_time(self, task: Task, entry: InFlightEvent) -> None:
         """Process one event in a way that a timeout can cancel.
