@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from s4node.errors import presentable
-from s4node.events.event import LIVE
+from s4node.events.event import LIVE, EventBatch
 from s4node.net.ingress.flow import ARRIVALS, NEXT, Flow, Move, On, Presence
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
@@ -160,13 +160,15 @@ AT_ONCE = -1.0
 class Effects:
     """What frames, steps and commits bring about, until it is carried out between two turns.
 
-    A second effect of a kind joins the first one. What is stale by then is dropped: an answer to a
-    lane without a connection, a commit of a task that has gone.
+    Batches are delivered at once. A second effect of another kind joins the first one. What is
+    stale by then is dropped: an answer to a lane without a connection, a commit of a task that has
+    gone.
     """
 
-    __slots__ = ("answers", "commits", "committed")
+    __slots__ = ("answers", "batches", "commits", "committed")
 
     def __init__(self) -> None:
+        self.batches: list[EventBatch] = []  # for their tasks
         self.answers: dict[ProducerLane, None] = {}  # whose producers are to be told something
         self.commits: dict[int, float] = {}  # by partition: for how many seconds others can wait
         self.committed = False  # hellos that wait for a commit may be answered

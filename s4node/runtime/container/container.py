@@ -57,7 +57,6 @@ from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import JobModel, model_of
 from s4node.runtime.inputs.port import InputPort
-from s4node.runtime.inputs.ports import close
 from s4node.runtime.loop.watchdog import Watchdog
 from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.runtime.task.chooser import ChooserSettings
@@ -429,7 +428,11 @@ class Container:
         """Accept producers and subscribers of the app."""
         parts, ownership = self.parts, self.parts.ownership
         await self.front.accept_peers(
-            nursery, parts.inputs, parts.readers, lambda: ownership.view.owners
+            nursery,
+            parts.inputs,
+            parts.readers,
+            parts.partitions,
+            lambda: ownership.view.owners,
         )
 
     def _stop_accepting(self) -> None:
@@ -439,7 +442,12 @@ class Container:
         if self.replay is not None:
             self.replay.exchange.emitter.insist()
         self.front.drain()
-        close(self.ports.values())
+        now = trio.current_time()
+        for port in self.ports.values():  # frames that have come go to their tasks
+            port.closed = True
+            while port.sort_out(now):
+                self.parts.partitions.offer_all(self.listener.effects.batches)
+        self.parts.partitions.offer_all(self.listener.effects.batches)
         self.listener.send_due(float("inf"))
 
     async def _leave_to_producers(self) -> None:

@@ -21,6 +21,7 @@ from s4node.config.config import Config
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.wire import frame as wire
+from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.subscribers import Subscribers
@@ -77,6 +78,7 @@ class FrameRouter:
         self._inputs: Ports
         self._readers: Subscribers
         self._owners: Callable[[], Sequence[str]]
+        self._partitions: Partitions
 
     # -- life --------------------------------------------------------------------------------
 
@@ -92,10 +94,12 @@ class FrameRouter:
         nursery: trio.Nursery,
         inputs: Ports,
         readers: Subscribers,
+        partitions: Partitions,
         owners: Callable[[], Sequence[str]],
     ) -> None:
         """Accept producers and subscribers of the app; ``owners`` returns partitions' addresses."""
         self._inputs, self._readers, self._owners = inputs, readers, owners
+        self._partitions = partitions
         self._opened = True
         if self.log is None:
             await nursery.start(self.listener.serve)
@@ -185,10 +189,15 @@ class FrameRouter:
         problem = port.on_data(data, body, connection, trio.current_time())
         if problem:
             connection.bad_frame(problem, data)
+        self._partitions.offer_all(self.listener.effects.batches)
 
     def on_drained(self) -> None:
-        """Have a turn now that all arrived frames are taken."""
+        """Have a turn now that all arrived frames are taken, after commits that they ask for."""
+        commits = self.listener.effects.commits
         if self._loop is not None:
+            if commits and self._opened:
+                self._partitions.have_committed(commits)
+                self._loop.nudge()
             self._loop.take_turn()
         else:
             self._answering.unpark_all()

@@ -174,12 +174,10 @@ class Partitions:
         task.backlog.offer(batch)
         self._loop.wake(task)
 
-    def send(
-        self, task: Task, stream: str, partition: int, events: list[Any], sender: str = ""
-    ) -> None:
-        """Send events that a task has read, or has from a producer, to the task of their keys."""
+    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
+        """Send events that a task has read to the task of their keys."""
         assert self._exchange is not None
-        self._exchange.put(task, stream, partition, events, sender)
+        self._exchange.put(task.partition, stream, partition, events)
 
     def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events of a stream wait that a task has sent to others."""
@@ -193,8 +191,9 @@ class Partitions:
         task.want_commit()
         self._loop.wake(task)
 
-    def have_committed(self, wanted: Mapping[int, float]) -> None:
-        """Have tasks commit, by partition within so many seconds. The loop looks when that is."""
+    def have_committed(self, wanted: dict[int, float]) -> None:
+        """Have tasks commit, by partition within so many seconds, and empty ``wanted``. The loop
+        looks when that is."""
         for partition, patience in wanted.items():
             task = self.tasks.get(partition)
             if task is None:
@@ -204,6 +203,7 @@ class Partitions:
                 self._loop.wake(task)
             else:
                 task.await_commit(patience)
+        wanted.clear()
 
     def end_input(self, task: Task, ssp: SystemStreamPartition) -> None:
         task.end_input(ssp)
@@ -239,6 +239,12 @@ class Partitions:
             self._loop.wake(task)
 
     # -- events on their way -----------------------------------------------------------------
+
+    def offer_all(self, batches: list[EventBatch]) -> None:
+        """Take the batches that ports have made, out of their list."""
+        for batch in batches:
+            self.offer(batch)
+        batches.clear()
 
     def offer(self, batch: EventBatch) -> None:
         """Give a batch to its task, here or with another member."""
@@ -305,7 +311,7 @@ class Partitions:
             if exchange is None or partition == task.partition:
                 self.put(stream.name, partition, share, waits=bool(source))
             else:
-                exchange.put(task, stream.name, partition, share)
+                exchange.put(task.partition, stream.name, partition, share)
 
     # -- sources -----------------------------------------------------------------------------
 

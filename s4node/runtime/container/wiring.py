@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
 
 import trio
 
@@ -182,11 +181,10 @@ class Parts:
             incarnation=incarnation,
             headers=front.headers,
             deserializers=self.pipeline.deserializers,
-            offer=self.partitions.offer,
             shared=enrolment is not None or replay is not None,
             durable=durable if replay is None else durable | inner_of(app),
             effects=self._effects,
-            send=self._send,
+            exchange=self.exchange,
             full=self.pipeline.full,
             cuts=None if replay is None else replay.cuts,
             on_time=self.partitions.on_time,
@@ -257,10 +255,6 @@ class Parts:
 
     # -- calls between parts ---------------------------------------------------------------------
 
-    def _send(self, stream: str, home: int, sender: str, partition: int, events: list[Any]) -> None:
-        """Send events that a task has received from a producer to the task of their keys."""
-        self.partitions.send(self._tasks[home], stream, partition, events, sender)
-
     def _emitter(self, config: Config) -> Emitter:
         return Emitter(
             credentials=Credentials.configured(config),
@@ -285,6 +279,8 @@ class Parts:
         if full.since:
             dues.append(full.log_due(now, self._full_for))
         dues.append(self.inputs.tick(now))
+        if self._effects.batches:
+            self.partitions.offer_all(self._effects.batches)
         if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()
         if self.readers.subscribers:
@@ -302,7 +298,6 @@ class Parts:
             self.inputs.committed()
         if effects.commits:
             self.partitions.have_committed(effects.commits)
-            effects.commits.clear()
 
     def _room(self) -> None:
         """Wake tasks if a full stage has room again."""

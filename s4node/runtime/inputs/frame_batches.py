@@ -15,10 +15,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from s4node.app.stream import Stream
 from s4node.events.event import EventBatch
@@ -29,6 +29,9 @@ from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import Apart, Decoded, FrameDecoder
 from s4node.stages.stage import Gauge
+
+if TYPE_CHECKING:
+    from s4node.runtime.outputs.exchange import Exchange
 
 FRAME_BYTES = 512
 """The approximate memory of a waiting frame besides its body."""
@@ -46,15 +49,15 @@ class Deserializer:
     """How the frames of a stream are decoded: by the types that producers have declared.
 
     ``gauge`` counts undecoded frames. ``router`` finds the tasks of events; it is None if their
-    producer does. ``pass_on`` sends events from one partition's task, which has them from a
-    producer, to another's. ``redispatched`` counts such events, ``uncounted`` those admitted for
-    other tasks, which count them, or for unknown tasks.
+    producer does. On a durable stream, the ``exchange`` sends a producer's events from one
+    partition's task to another's. ``redispatched`` counts such events, ``uncounted`` those admitted
+    for other tasks, which count them, or for unknown tasks.
     """
 
     def __init__(self, stream: Stream, gauge: Gauge, router: Router | None) -> None:
         self.gauge = gauge
         self.router = router
-        self.pass_on: Callable[[int, str, int, list[Any]], None]
+        self.exchange: Exchange
         self.redispatched = 0
         self.uncounted = 0
         self._stream = stream
@@ -192,7 +195,8 @@ class MixedFrameBatch(FrameBatch):
         rest = self.decode()
         deserializer = self._deserializer
         assert deserializer.router is not None
-        send = partial(deserializer.pass_on, self.partition, self.frame.progress.producer)
+        sender = self.frame.progress.producer
+        send = partial(deserializer.exchange.put, self.partition, self.stream, sender=sender)
         found = sorted_out(self, self.frame, deserializer.router, send, PIECE)
         if found.seen < len(self.events):
             rest = self.keep_from(found.seen)

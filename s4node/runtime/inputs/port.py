@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from s4node.app.plan.graph import rule_of
 from s4node.app.stream import Stream
@@ -42,9 +42,9 @@ _NONE_CLOSED: Closings = ()
 class InputPort:
     """Takes the frames of one stream into ``stages``, by partition, as ``admission`` allows.
 
-    ``headers`` go with every answer to a hello. ``deliver(batch)`` puts a batch into the stage of
-    its partition's task. A ``closed`` port admits frames only from ``members``, the connections of
-    the app's other containers; producers keep theirs.
+    Batches are effects, for the stages of their tasks. ``headers`` go with every answer to a hello.
+    A ``closed`` port admits frames only from ``members``, the connections of the app's other
+    containers; producers keep theirs.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class InputPort:
         admission: StreamAdmission,
         partitioner: Partitioner,
         hasher_name: str,
-        deliver: Callable[[EventBatch], None],
         headers: wire.Headers,
     ) -> None:
         self.stream = stream
@@ -69,7 +68,7 @@ class InputPort:
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
         self._headers = headers
-        self._deliver = deliver
+        self._deliver = admission.effects.batches.append
         self._partitions = partitioner.partitions
         router = None
         rule = rule_of(stream)

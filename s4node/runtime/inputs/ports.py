@@ -12,8 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -23,7 +22,6 @@ from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import LimitReached
-from s4node.events.event import EventBatch
 from s4node.events.event_time import far_ahead
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
@@ -38,13 +36,10 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.runtime.inputs.port import InputPort
+from s4node.runtime.outputs.exchange import Exchange
 from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
-
-Send = Callable[[str, int, str, int, list[Any]], None]
-"""Sends events of a stream from the task of one partition, which has them from a producer, to the
-task of another."""
 
 
 class _Waiting(NamedTuple):
@@ -62,11 +57,11 @@ class _Waiting(NamedTuple):
 class Ports:
     """The ports of ``app``: ``ports`` for all producers, ``inner`` for the other members.
 
-    ``headers`` go with every answer to a hello; their owner changes them. ``offer`` takes batches.
+    ``headers`` go with every answer to a hello; their owner changes them.
     ``shared`` says that there are other members. For ``durable`` streams, tasks commit the
-    producers' numbers. ``send`` sends events of one task to another; ``full`` has the streams and
-    channels where too many of those wait. ``cuts`` are of the tasks. ``on_time`` is called with a
-    lane and what its producer has reported of its time.
+    producers' numbers, and the ``exchange`` sends events of one task to another; ``full`` has the
+    streams and channels where too many of those wait. ``cuts`` are of the tasks. ``on_time`` is
+    called with a lane and what its producer has reported of its time.
     """
 
     def __init__(
@@ -79,11 +74,10 @@ class Ports:
         incarnation: str,
         headers: wire.Headers,
         deserializers: Mapping[str, Gauge],
-        offer: Callable[[EventBatch], None],
         shared: bool,
         durable: Collection[str],
         effects: Effects,
-        send: Send,
+        exchange: Exchange | None,
         full: Container[tuple[str, Hashable]],
         cuts: Cuts | None,
         on_time: Callable[[ProducerLane, Mark], None],
@@ -113,8 +107,9 @@ class Ports:
                     cuts=cuts or Cuts(),
                 )
             hasher = config[settings.HASHER]
-            made = InputPort(stream, stages, admission, partitioner, hasher, offer, headers)
-            made.deserializer.pass_on = partial(send, stream.name)
+            made = InputPort(stream, stages, admission, partitioner, hasher, headers)
+            if exchange is not None:
+                made.deserializer.exchange = exchange
             return made
 
         for stream in app.streams.values():
@@ -366,15 +361,6 @@ class Ports:
         for name, gauge in self._deserializers.items():
             if self.port(name) is not None:
                 yield gauge.statistics()
-
-
-def close(ports: Iterable[InputPort]) -> None:
-    """Admit nothing more; frames that have come go to their tasks."""
-    now = trio.current_time()
-    for port in ports:
-        port.closed = True
-        while port.sort_out(now):
-            pass
 
 
 def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:

@@ -293,10 +293,11 @@ class Exchange:
     # -- events on their way -----------------------------------------------------------------
 
     def put(
-        self, task: Task, stream: str, partition: int, events: Sequence[Any], sender: str = ""
+        self, home: int, stream: str, partition: int, events: Sequence[Any], sender: str = ""
     ) -> None:
-        """Take events that a task has put for another task, or has from a producer, ``sender``."""
-        side = self._sides[task.partition]
+        """Take events that the task of ``home`` has put for another task, or has from a producer,
+        ``sender``."""
+        side = self._sides[home]
         channel = side.channels.get(stream) or self._channel(side, stream)
         channel.outbox.extend_lane(partition, events, sender)
         self._after_put(side, stream, stream, channel)

@@ -6,6 +6,7 @@ that one is processed again after a crash; if one before it was not, it is lost.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -196,16 +197,16 @@ class Node:
             self.task.start().send(None)
         self.backlog: Backlog = self.task.backlog
         self.backlog.on_load = self._loaded
+        self.effects = Effects()
         self.port = InputPort(
             stream,
             self.stages,
-            DurableAdmission("clicks", self.stages, Effects(), partitions=2),
+            DurableAdmission("clicks", self.stages, self.effects, partitions=2),
             Partitioner(2),
             "crc32m",
-            self.backlog.offer,
             {},
         )
-        self.port.deserializer.pass_on = self._pass_on
+        self.port.deserializer.exchange = SimpleNamespace(put=self._pass_on)  # type: ignore[assignment]
         self.port.on_hello(
             wire.Hello("p", "i1", "clicks", (CLICK.declaration,)), PEER, "node", "n1", 0.0
         )
@@ -226,6 +227,9 @@ class Node:
         data = wire.Data("clicks", 0, "p", first, len(rows), sections, routing=routing)
         self.kinds += kinds
         assert self.port.on_data(data, memoryview(body), PEER, 0.0) == ""
+        for batch in self.effects.batches:
+            self.backlog.offer(batch)
+        self.effects.batches.clear()
 
     @property
     def lane(self) -> DurableLane:
@@ -236,7 +240,7 @@ class Node:
     def _loaded(self, batch: EventBatch) -> None:
         self.left_out += [(batch, one) for one in self.poison_events.leave_out(batch)]
 
-    def _pass_on(self, _from: int, sender: str, to: int, events: list[Click]) -> None:
+    def _pass_on(self, _from: int, _stream: str, to: int, events: list[Click], sender: str) -> None:
         assert (sender, to) == ("p", 1)
         for event in events:
             assert event.kind == STRAY

@@ -144,7 +144,7 @@ class Inputs:
         stages = {0: self.stage}
         made = DurableAdmission if durable else StreamAdmission
         admission = made("visits", stages, self.effects)
-        self.port = InputPort(stream, stages, admission, Partitioner(1), "crc32m", self._take, {})
+        self.port = InputPort(stream, stages, admission, Partitioner(1), "crc32m", {})
         self.fast = FastInputs([self.port], self, self._released)
 
     @property
@@ -161,15 +161,15 @@ class Inputs:
         section = wire.Section(kind.fingerprint, 1, len(body))
         data = wire.Data("visits", 0, str(connection), number, 1, (section,))
         assert self.port.on_data(data, memoryview(body), connection, 0.0) == ""
+        for batch in self.effects.batches:
+            batch.load()
+            self._batches.append(batch)
+            self.stage.offer(batch)
+        self.effects.batches.clear()
 
     def users(self) -> list[str]:
         """The users of the events that have come out."""
         return [event.user for batch in self._batches for event in batch.events]
-
-    def _take(self, batch: EventBatch) -> None:
-        batch.load()
-        self._batches.append(batch)
-        self.stage.offer(batch)
 
     def unsettled(self, _: str) -> int:
         """As for the other members."""

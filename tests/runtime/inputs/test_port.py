@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream
-from s4node.events.event import Event, EventBatch, GenericEvent
+from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType, TypeDecl, fingerprint_of
 from s4node.net.ingress.admission import StreamAdmission
@@ -379,16 +379,16 @@ class Node:
     def __init__(self, partitions: int = 1, key: Any = "user", types: Any = Click) -> None:
         stream = App("shop").create_input_stream("clicks", key=key, types=types)
         assert isinstance(stream, InputStream)
-        self.batches: list[EventBatch] = []
+        effects = Effects()
+        self.batches = effects.batches
         self.stages = {partition: Stage(1000) for partition in range(partitions)}
         self.partitioner = Partitioner(partitions)
         self.port = InputPort(
             stream,
             self.stages,
-            StreamAdmission("clicks", self.stages, Effects()),
+            StreamAdmission("clicks", self.stages, effects),
             self.partitioner,
             "crc32m",
-            self.batches.append,
             {wire.MAX_FRAME_BYTES: 4096},
         )
 
