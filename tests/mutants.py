@@ -144,15 +144,19 @@ _TOLD = re.compile(r"^(?!Traceback)(\S*(?:Error|Group).*)$", re.MULTILINE)
 _FAULT = re.compile(r"(Fault\(.*\)),", re.MULTILINE)
 
 
+def changed(mutant: Mutant) -> str:
+    """The text of the file with the fault."""
+    text = (ROOT / "s4node" / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} such places")
+    return text.replace(mutant.old, mutant.new)
+
+
 def tried(mutant: Mutant, seeds: int, first: int) -> Found:
     """Run seeds with a mutant until one fails."""
     with tempfile.TemporaryDirectory(prefix="s4-mutant-") as folder:
         shutil.copytree(ROOT / "s4node", Path(folder) / "s4node")
-        file = Path(folder) / "s4node" / mutant.file
-        text = file.read_text()
-        if text.count(mutant.old) != 1:
-            sys.exit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} such lines")
-        file.write_text(text.replace(mutant.old, mutant.new))
+        (Path(folder) / "s4node" / mutant.file).write_text(changed(mutant))
         began = time.monotonic()
         with (Path(folder) / "log").open("wb") as log_file:
             run = subprocess.run(
