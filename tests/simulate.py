@@ -16,16 +16,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from judge import too_many, wrong_events, wrong_store
+from judge import by_key, too_many, wrong_events, wrong_store
 
-from s4node import App, Event, ProcessingElement, Stream, hopping
+from s4node import App, Event, OutputStream, ProcessingElement, Stream, hopping
+from s4node.errors import CheckpointError
 from s4node.process import log_setup
 from s4node.state import database, remote_log, remote_task
 from s4node.testing import ClusterTest, Fault, check_seeds
 
 USERS = [f"user-{n}" for n in range(6)]
+GUESTS = ["guest-6", "guest-7"]
 _SEEDS_OF_A_PROCESS = 25
 
 
@@ -98,10 +100,16 @@ class Failing(Count):
             raise ValueError(click)
 
 
+class Relay(Count):
+    seen: OutputStream  # type: ignore[assignment]
+
+
 def fails(click: Click) -> bool:
     return click.number % 4 == 3 and click.user in USERS[:3]
 
 
+SAVEPOINT = "one"
+DEEDS = ("", "", "savepoint", "savepoint", "repartition", "drain")
 WINDOW, EVERY = 4, 2
 LATENESS = 2.0
 
@@ -109,17 +117,37 @@ START = 300.0
 """The time of the first events."""
 
 
-def counting(pe: type[Count] = Count) -> App:
+def counting(pe: type[Count] = Count, system: str = "live") -> App:
     """clicks -> Count of each user -> seen -> Group of each last digit, which any host may have."""
     app = App("counting")
     group, count = app.create_pe(Group), app.create_pe(pe)
     count.seen = app.create_stream("seen", group, key="group")
-    app.create_input_stream("clicks", count, key="user")
+    app.create_input_stream("clicks", count, key="user", types=Click, system=system)
     return app
 
 
 def failing() -> App:
     return counting(Failing)
+
+
+def logged() -> App:
+    """As counting, and its input is from the log."""
+    return counting(system="log")
+
+
+def relaying() -> App:
+    """As counting, and Group is in another app."""
+    app = App("relaying")
+    count = app.create_pe(Relay)
+    count.seen = app.create_output_stream("seen", key="group", types=Seen)
+    app.create_input_stream("clicks", count, key="user")
+    return app
+
+
+def grouping() -> App:
+    app = App("grouping")
+    app.create_input_stream("seen", app.create_pe(Group), types=Seen, key="group")
+    return app
 
 
 def windowed() -> App:
@@ -179,54 +207,124 @@ def small_bounds() -> Iterator[None]:
 
 
 def _run(seed: int, chance: Random, size: Size) -> ClusterTest:
-    app = chance.choice([counting, windowed, windowed, failing])
+    kind = chance.choice(["counting", "windowed", "windowed", "failing", "logged", "relayed"])
+    common = {
+        "task.commit.ms": str(chance.choice([50, 200, 1000])),
+        "s4.producer.expiry": "1000",
+        "s4.state.checkpointInterval": chance.choice(["500", "60000"]),
+        "s4.state.standby": chance.choice(["0", "0", "1"]),
+    }
+    skip = {"s4.stream.clicks.onError": "skip"}
+    clicks, seen = ({f"s4.stream.{name}.grade": "durable"} for name in ("clicks", "seen"))
+    apps, settings = {
+        "counting": ([counting], [common | clicks]),
+        "windowed": ([windowed], [common | clicks]),
+        "failing": ([failing], [common | clicks | skip]),
+        "logged": ([logged], [common]),
+        "relayed": ([relaying, grouping], [common | clicks, common | seen]),
+    }[kind]
     with ClusterTest(
-        app,
+        apps,
         hosts=chance.choice(size.hosts),
+        containers=chance.choice([1, 1, 1, 1, 2]),
         partitions=size.partitions,
+        log=kind == "logged",
         seed=seed,
-        settings=durable(chance.choice([50, 200, 1000]))
-        | {
-            "s4.stream.clicks.onError": "skip",
-            "s4.producer.expiry": "1000",
-            "s4.state.checkpointInterval": chance.choice(["500", "60000"]),
-            "s4.state.standby": chance.choice(["0", "0", "1"]),
-        },
+        settings=settings,
     ) as test:
-        test.faults(chance.choice(size.faults), seconds=size.seconds)
         rounds = chance.choice(size.rounds)
-        sent = [
-            Click(user, number, START + number - (chance.uniform(0, LATENESS) if early else 0.0))
-            for number in range(rounds)
-            for user in USERS
-            for early in [number < rounds - 1 and chance.random() < 0.5]
-        ]
+        sent = {"program": _rounds(USERS, rounds, chance)}
+        if chance.random() < 0.3:
+            test.add_program("guest")
+            sent["guest"] = _rounds(GUESTS, rounds, chance, behind=LATENESS + 1)
+            test.send("clicks", *sent["guest"][0], program="guest")
+            test.settle()  # or its next events may be late, where nobody knows of it yet
+            if chance.random() < 0.5:
+                at = test.now + chance.uniform(0, size.seconds)
+                test.plan(Fault("kill process", "guest", at, 0))
+        test.faults(chance.choice(size.faults), seconds=size.seconds)
+        if kind == "logged":
+            test.faults(chance.choice([0, 1, 2]), seconds=size.seconds, hosts=["log"])
+        deed = chance.choice(DEEDS) if kind in ("counting", "failing") else ""
+        when, saved = chance.randrange(rounds), False
         for number in range(rounds):
-            test.send("clicks", *sent[number * len(USERS) : (number + 1) * len(USERS)])
+            for name in sent:
+                if name == "program" or number:
+                    test.send("clicks", *sent[name][number], program=name)
+            if number == when:
+                saved = _do(test, deed)
             test.advance(size.seconds / rounds)
         test.settle()
-        if app is windowed:
-            judge_windows(test, sent)
-        left_out = [click for click in sent if app is failing and fails(click)]
-        judge(test, rounds, left_out)
-        if chance.random() < 0.3:
-            hosts = list(test.errors)
-            test.plan(*(Fault("lose host", host, test.now + 0.1, 1) for host in hosts))
+        clicks = [click for each in sent.values() for some in each for click in some]
+        if kind == "windowed":
+            judge_windows(test, clicks)
+        pe = {"failing": Failing, "relayed": Relay}.get(kind, Count)
+        left_out = [click for click in clicks if kind == "failing" and fails(click)]
+        judge_all(test, pe, clicks, left_out)
+        ending = chance.choice(["", "", "lose all", "kill in turn"])
+        if ending == "lose all":
+            test.plan(*(Fault("lose host", host, test.now + 0.1, 1) for host in test.errors))
             test.settle()
-            judge(test, rounds, left_out)
+            judge_all(test, pe, clicks, left_out)
+        elif ending:
+            for number, host in enumerate(test.errors, rounds):  # each has former folders of others
+                clicks += (more := [Click(user, number, START + number) for user in USERS])
+                left_out += [click for click in more if kind == "failing" and fails(click)]
+                test.send("clicks", *more)
+                test.plan(Fault("kill host", host, test.now + 0.1, 3))
+                test.settle()
+            judge_all(test, pe, clicks, left_out)
+        if saved:
+            test.go_back(SAVEPOINT)
+            test.settle()
+            judge_savepoint(test, pe, clicks, left_out)
     return test
 
 
-def judge(test: ClusterTest, rounds: int, left_out: Sequence[Click] = ()) -> None:
+def _rounds(
+    users: Sequence[str], rounds: int, chance: Random, behind: float = 0.0
+) -> list[list[Click]]:
+    """The clicks of each round: some are early, and all may be behind those of another program."""
+    return [
+        [
+            Click(user, number, START + max(0.0, number - behind - early))
+            for user in users
+            for early in [chance.choice([0.0, chance.uniform(0, LATENESS)])]
+        ]
+        for number in range(rounds)
+    ]
+
+
+def _do(test: ClusterTest, deed: str) -> bool:
+    """Do something with the app; return True if there is a savepoint."""
+    if deed == "repartition":
+        test.repartition(3)
+    elif deed == "drain":
+        test.drain("host1")
+    elif deed == "savepoint":
+        try:
+            test.take_savepoint(SAVEPOINT)
+        except CheckpointError:  # its tasks were taken over, or could not commit
+            return False
+        return True
+    return False
+
+
+def judge(test: ClusterTest, rounds: int, pe: type[Count] = Count) -> None:
+    """Judge after so many rounds of clicks of each user."""
+    judge_all(test, pe, [Click(user, number) for number in range(rounds) for user in USERS])
+
+
+def judge_all(
+    test: ClusterTest, pe: type[Count], sent: Sequence[Click], left_out: Sequence[Click] = ()
+) -> None:
     """Raise AssertionError unless each event counts once and in order by user, at both hops, and
     nothing is left that nobody needs."""
-    pe, hosts = Failing if left_out else Count, test._hosts
-    came = {(pe.__name__, user): test.state(pe, user).numbers for user in USERS}
-    came |= {("Group", user): test.state(Group, user[-1:]).numbers for user in USERS}
-    failed = {(click.user, click.number) for click in left_out}
-    truth = {
-        (hop, user): [n for n in range(rounds) if (user, n) not in failed] for hop, user in came
-    }
+    hosts, users = test._hosts, sorted({click.user for click in sent})
+    came = {(pe.__name__, user): _numbers(test, pe, user) for user in users}
+    came |= {("Group", user): _numbers(test, Group, user[-1:]) for user in users}
+    counted = by_key((click.user, click.number) for click in sent if click not in left_out)
+    truth = {(hop, user): counted[user] for hop, user in came}
     found = wrong_events(came, truth, truth)
     found += wrong_store(hosts.world.store.objects)
     found += too_many([each.folder for each in hosts.each.values()], hosts.world.store.objects)
@@ -240,24 +338,47 @@ def judge(test: ClusterTest, rounds: int, left_out: Sequence[Click] = ()) -> Non
     assert not found, found
 
 
+def judge_savepoint(
+    test: ClusterTest, pe: type[Count], sent: Sequence[Click], left_out: Sequence[Click]
+) -> None:
+    """Raise AssertionError unless both hops have the same first events of each user."""
+    counted = by_key((click.user, click.number) for click in sent if click not in left_out)
+    for user, numbers in counted.items():
+        first, second = (_numbers(test, hop, key) for hop, key in ((pe, user), (Group, user[-1:])))
+        assert first == second == numbers[: len(first)], (user, first, second)
+
+
+def _numbers(test: ClusterTest, pe: type[Any], key: str) -> list[int]:
+    try:
+        return list(test.state(pe, key).numbers)
+    except LookupError:
+        return []
+
+
 def judge_windows(test: ClusterTest, sent: Sequence[Click]) -> None:
     """Raise AssertionError unless each window that is over has one result, in order."""
-    times = {user: [click.at - START for click in sent if click.user == user] for user in USERS}
-    ends = max(click.at for click in sent) - START - LATENESS
+    users = sorted({click.user for click in sent})
+    times = {user: [click.at - START for click in sent if click.user == user] for user in users}
+    programs = ([user for user in users if (user in GUESTS) == guest] for guest in (False, True))
+    newest = [max(at for user in some for at in times[user]) for some in programs if some]
+    over, known = min(newest) - LATENESS, max(newest) - LATENESS
     wanted = {
         user: [
             (start, count)
-            for start in range(-WINDOW, int(ends) - WINDOW + 1, EVERY)
+            for start in range(-WINDOW, int(known) - WINDOW + 1, EVERY)
             if (count := sum(start <= at < start + WINDOW for at in times[user]))
         ]
-        for user in USERS
+        for user in users
     }
-    for _ in range(30):  # seconds until all tasks know the time
-        found = {user: test.state(Group, user[-1:]).results for user in USERS}
-        if all(len(found[user]) >= len(wanted[user]) for user in USERS):
+    least = {user: sum(start + WINDOW <= over for start, _ in wanted[user]) for user in users}
+    for _ in range(20):  # seconds until all tasks know the time
+        found = {user: test.state(Group, user[-1:]).results for user in users}
+        if all(len(found[user]) >= least[user] for user in users):
             break
         test.advance(1)
-    assert found == wanted
+    for user in users:  # more are over once the slower program is no longer waited for
+        assert len(found[user]) >= least[user], (user, found[user], wanted[user])
+        assert found[user] == wanted[user][: len(found[user])], (user, found[user], wanted[user])
 
 
 def failure_of(size: Size, seed: int) -> tuple[int, str]:
