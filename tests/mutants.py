@@ -108,9 +108,21 @@ MUTANTS = (
         "        if not gate.begins:  # the loop",
     ),
     Mutant(
-        "a window has its result again after a crash",
-        "runtime/event_time/task_times.py",
-        "            each.called_before = NEVER if called is None else called\n",
+        "a savepoint whose cut is on one side only",
+        "net/egress/transactional_outbox.py",
+        "        for partition, number in cuts.items():\n",
+        "        for partition, number in ():\n",
+    ),
+    Mutant(
+        "a log forgets its producers when it starts",
+        "log/partition/ledger.py",
+        "        self.producers = dict(producers)\n",
+        "        self.producers = {}\n",
+    ),
+    Mutant(
+        "event time does not wait for a program that is away",
+        "runtime/event_time/timed_stream.py",
+        "        self._returning |= times.keys() - {OWN}\n",
         "",
     ),
     Mutant(

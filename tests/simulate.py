@@ -109,7 +109,7 @@ def fails(click: Click) -> bool:
 
 
 SAVEPOINT = "one"
-DEEDS = ("", "", "savepoint", "savepoint", "repartition", "drain")
+DEEDS = ("", "", "savepoint", "savepoint", "repartition")
 WINDOW, EVERY = 4, 2
 LATENESS = 2.0
 
@@ -169,14 +169,15 @@ class Size(NamedTuple):
     """The numbers of hosts, faults and rounds of events, of which a seed chooses."""
 
     hosts: Sequence[int]
+    hosts_of_two: Sequence[int]  # apps
     partitions: int
     faults: Sequence[int]
     rounds: range
     seconds: float
 
 
-SMALL = Size((1, 2, 2, 2, 3), 4, (1, 2, 2, 3), range(5, 21), 4.0)
-LARGE = Size((4, 5), 12, (4, 6, 8), range(20, 41), 10.0)
+SMALL = Size((1, 2, 2, 2, 3), (1, 2), 4, (1, 2, 2, 3), range(5, 21), 4.0)
+LARGE = Size((4, 5), (3,), 12, (4, 6, 8), range(20, 41), 10.0)
 
 
 def scenario(seed: int, size: Size = SMALL) -> ClusterTest:
@@ -223,10 +224,11 @@ def _run(seed: int, chance: Random, size: Size) -> ClusterTest:
         "logged": ([logged], [common]),
         "relayed": ([relaying, grouping], [common | clicks, common | seen]),
     }[kind]
+    hosts = chance.choice(size.hosts if len(apps) == 1 else size.hosts_of_two)
     with ClusterTest(
         apps,
-        hosts=chance.choice(size.hosts),
-        containers=chance.choice([1, 1, 1, 1, 2]),
+        hosts=hosts,
+        containers=2 if hosts == 2 and len(apps) == 1 and chance.random() < 0.2 else 1,
         partitions=size.partitions,
         log=kind == "logged",
         seed=seed,
@@ -261,7 +263,7 @@ def _run(seed: int, chance: Random, size: Size) -> ClusterTest:
         pe = {"failing": Failing, "relayed": Relay}.get(kind, Count)
         left_out = [click for click in clicks if kind == "failing" and fails(click)]
         judge_all(test, pe, clicks, left_out)
-        ending = chance.choice(["", "", "lose all", "kill in turn"])
+        ending = chance.choice(["", "", "lose all", "kill in turn" if hosts < 3 else ""])
         if ending == "lose all":
             test.plan(*(Fault("lose host", host, test.now + 0.1, 1) for host in test.errors))
             test.settle()
@@ -299,8 +301,6 @@ def _do(test: ClusterTest, deed: str) -> bool:
     """Do something with the app; return True if there is a savepoint."""
     if deed == "repartition":
         test.repartition(3)
-    elif deed == "drain":
-        test.drain("host1")
     elif deed == "savepoint":
         try:
             test.take_savepoint(SAVEPOINT)

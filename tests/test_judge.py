@@ -1,0 +1,37 @@
+"""The judge finds what is not true of events."""
+
+from __future__ import annotations
+
+import pytest
+from judge import wrong_events, wrong_state
+
+ALL = {"joe": range(4)}
+
+
+@pytest.mark.parametrize(
+    ("came", "lines"),
+    [
+        ([0, 1, 2, 3], []),
+        ([0, 1, 3], ["lost (1): ('joe', 2)"]),
+        ([0, 1, 1, 2, 3, 0], ["more than once (2): ('joe', 1), ('joe', 0)"]),
+        ([0, 2, 1, 3], ["out of order (1): ('joe', 1)"]),
+        ([0, 1, 2, 3, 4], ["never sent (1): ('joe', 4)"]),
+        ([], ["lost (4): ('joe', 0), ('joe', 1), ('joe', 2), ('joe', 3)"]),
+    ],
+)
+def test_events_that_are_lost_doubled_out_of_order_or_unknown_are_told(
+    came: list[int], lines: list[str]
+) -> None:
+    assert wrong_events({"joe": came}, ALL, ALL) == lines
+
+
+def test_events_of_an_unknown_key_were_never_sent() -> None:
+    assert wrong_events({"joe": range(4), "ann": [0]}, ALL, ALL) == ["never sent (1): ('ann', 0)"]
+
+
+def test_state_that_differs_is_told_by_key() -> None:
+    assert wrong_state({"ann": 1, "joe": 2}, {"joe": 3, "kim": 4}) == [
+        "ann is None, and not 1",
+        "joe is 3, and not 2",
+        "kim is 4, and not None",
+    ]
