@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from random import Random
@@ -110,6 +110,9 @@ def fails(click: Click) -> bool:
 
 SAVEPOINT = "one"
 DEEDS = ("", "", "savepoint", "savepoint", "repartition")
+MEANWHILE, ROUND_SECONDS = 20, 0.015
+"""Rounds that are sent while a savepoint is taken."""
+
 WINDOW, EVERY = 4, 2
 LATENESS = 2.0
 
@@ -234,7 +237,8 @@ def _run(seed: int, chance: Random, size: Size) -> ClusterTest:
         seed=seed,
         settings=settings,
     ) as test:
-        rounds = chance.choice(size.rounds)
+        deed = chance.choice(DEEDS) if kind in ("counting", "failing") else ""
+        rounds = chance.choice(size.rounds) + (MEANWHILE if deed == "savepoint" else 0)
         sent = {"program": _rounds(USERS, rounds, chance)}
         if chance.random() < 0.3:
             test.add_program("guest")
@@ -247,14 +251,16 @@ def _run(seed: int, chance: Random, size: Size) -> ClusterTest:
         test.faults(chance.choice(size.faults), seconds=size.seconds)
         if kind == "logged":
             test.faults(chance.choice([0, 1, 2]), seconds=size.seconds, hosts=["log"])
-        deed = chance.choice(DEEDS) if kind in ("counting", "failing") else ""
-        when, saved = chance.randrange(rounds), False
+        when, saved = chance.randrange(max(size.rounds) // 2), False
         for number in range(rounds):
             for name in sent:
                 if name == "program" or number:
                     test.send("clicks", *sent[name][number], program=name)
-            if number == when:
-                saved = _do(test, deed)
+            if number == when and deed == "savepoint":
+                saved = _take_savepoint(test, sent, number + 1)
+                break
+            if number == when and deed == "repartition":
+                test.repartition(3)
             test.advance(size.seconds / rounds)
         test.settle()
         clicks = [click for each in sent.values() for some in each for click in some]
@@ -297,17 +303,20 @@ def _rounds(
     ]
 
 
-def _do(test: ClusterTest, deed: str) -> bool:
-    """Do something with the app; return True if there is a savepoint."""
-    if deed == "repartition":
-        test.repartition(3)
-    elif deed == "savepoint":
-        try:
-            test.take_savepoint(SAVEPOINT)
-        except CheckpointError:  # its tasks were taken over, or could not commit
-            return False
-        return True
-    return False
+def _take_savepoint(test: ClusterTest, sent: Mapping[str, list[list[Click]]], first: int) -> bool:
+    """Take a savepoint while the rounds from the ``first`` on are sent; False if that fails."""
+    runs = test._hosts.world.runs
+    for name, rounds in sent.items():
+        for number, clicks in enumerate(rounds[first:], 1):
+            send = partial(test._programs[name].send, "clicks", clicks, runs)
+            runs.after(test.now + number * ROUND_SECONDS, None, send)
+    taken = True
+    try:
+        test.take_savepoint(SAVEPOINT)
+    except CheckpointError:  # its tasks were taken over, or could not commit
+        taken = False
+    test.advance(len(sent["program"]) * ROUND_SECONDS)
+    return taken
 
 
 def judge(test: ClusterTest, rounds: int, pe: type[Count] = Count) -> None:
