@@ -84,12 +84,6 @@ MUTANTS = (
         "        if (yield from _repeated(Put(place, data))):\n",
     ),
     Mutant(
-        "a commit after a rollback leaves what a failed one may have shipped",
-        "state/task_state.py",
-        "        if self._unsure:  # from before the task rolled back\n",
-        "        if False:\n",
-    ),
-    Mutant(
         "a folder goes on without what it lacks",
         "state/remote_task.py",
         "            lacking = tail.after(known_of(database))\n",
@@ -102,12 +96,6 @@ MUTANTS = (
         "            return True\n    return (yield request)\n",
     ),
     Mutant(
-        "a task that retires calls what is due, for ever",
-        "runtime/task/timers.py",
-        "        if not gate.calls:  # the loop",
-        "        if not gate.begins:  # the loop",
-    ),
-    Mutant(
         "a savepoint whose cut is on one side only",
         "net/egress/transactional_outbox.py",
         "        for partition, number in cuts.items():\n",
@@ -118,12 +106,6 @@ MUTANTS = (
         "log/partition/ledger.py",
         "        self.producers = dict(producers)\n",
         "        self.producers = {}\n",
-    ),
-    Mutant(
-        "event time does not wait for a program that is away",
-        "runtime/event_time/timed_stream.py",
-        "        self._returning |= times.keys() - {OWN}\n",
-        "",
     ),
     Mutant(
         "a standby takes over without the last commits",

@@ -25,6 +25,7 @@ from s4node.net.egress.refusal import Refusal
 from s4node.runtime.inputs.binding import replayable
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.pe_processor import PeProcessor
+from s4node.runtime.task.task import Task
 from s4node.testing.app_test import prototype_of
 from s4node.testing.faults import LOG, Fault, schedule
 from s4node.testing.hosts import POINTS, SESSION_SECONDS, Host, Hosts, Process
@@ -345,6 +346,7 @@ class ClusterTest:
         there is no instance.
         """
         known: set[str] = set()
+        tasks: list[tuple[str, Task]] = []
         for members in self._members:
             containers = [each.container for each in members if each.container is not None]
             for container in containers:
@@ -353,11 +355,13 @@ class ClusterTest:
                 except LookupError as error:
                     known.add(str(error))
                     break
-                for task in container.tasks.values():
-                    if isinstance(task.processor, PeProcessor):
-                        found = task.processor.instance_of(name, key)
-                        if found is not None:
-                            return found
+                tasks += [(name, task) for task in container.tasks.values()]
+        running = lambda each: each[1].gate.phase is Phase.RUNNING  # noqa: E731
+        for name, task in sorted(tasks, key=running, reverse=True):  # a former owner has it, too
+            if isinstance(task.processor, PeProcessor):
+                found = task.processor.instance_of(name, key)
+                if found is not None:
+                    return found
         if len(known) == len(self._members):
             raise LookupError("; ".join(sorted(known)))
         raise LookupError(f"{pe} has no instance of key {key!r} on any host")

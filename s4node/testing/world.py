@@ -178,8 +178,8 @@ class World:
 
         self.start_soon(job)
         self.pass_time(_JOB_SECONDS, lambda: bool(results or errors))
-        if errors:
-            raise errors[0]
+        if errors or self.failures:
+            raise [*errors, *self.failures][0]
         if not results:
             raise self._hangs(f"{function} has not ended within {_JOB_SECONDS:g} s")
         return results[0]

@@ -94,6 +94,18 @@ def test_a_host_that_comes_back_without_its_folder_gets_its_state_from_the_store
         assert test.state(Count, "user-0").numbers == [0]
 
 
+def test_the_state_of_a_key_is_that_of_its_owner_and_not_of_a_former_one() -> None:
+    with ClusterTest(counting, settings=DURABLE) as test:
+        test.send("clicks", *CLICKS)
+        test.settle()
+        test.plan(Fault("lose coordination", "host1", at=test.now, seconds=6))
+        test.plan(Fault("stop", "host1", at=test.now + 0.1, seconds=0))  # which has to wait
+        test.advance(4)
+        test.send("clicks", *(Click(user, 1) for user in USERS))
+        test.advance(1)
+        assert [test.state(Count, user).numbers for user in USERS] == [[0, 1]] * len(USERS)
+
+
 def test_what_runs_in_a_killed_process_does_not_end() -> None:
     ended: list[bool] = []
 
