@@ -21,6 +21,7 @@ import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from input_systems import fresh
+from seeds_of_the_day import seeds_of_the_day
 from semantics import Outcomes, function_of, read, unproven
 
 from s4node.systems.memory import MemorySystem
@@ -44,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slice", type=int, help=f"run one of {Slice.PARTS} parts, the number modulo that"
     )
+
+
+def pytest_report_header() -> str:
+    seeds = seeds_of_the_day()
+    return f"seeds of the day: {seeds.start} to {seeds.stop - 1}"
 
 
 def pytest_configure(config: pytest.Config) -> None:

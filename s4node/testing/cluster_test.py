@@ -101,6 +101,8 @@ class ClusterTest:
         settings: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self._apps = list(app) if isinstance(app, Sequence) else [app]
+        if not (self._apps and hosts > 0 and containers > 0):
+            raise S4Error("a ClusterTest needs at least one app, one host and one container")
         self._containers = containers
         each = settings if isinstance(settings, Sequence) else [settings or {}] * len(self._apps)
         values = {f"s4.app.{name}": str(value) for name, value in (parameters or {}).items()}

@@ -7,9 +7,11 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import Literal, NamedTuple, get_args
+
+from s4node import failpoints
 
 Kind = Literal[
     "stop",
@@ -47,6 +49,10 @@ OF_PROCESSES: frozenset[Kind] = frozenset({"stop", "kill process", "pause"})
 """What happens to the processes of a host, or to one of them."""
 
 
+_BETWEEN: tuple[Kind, ...] = ("cut apart", "hold")
+_KILLS: tuple[Kind, ...] = ("kill process", "kill host", "lose host")
+
+
 class Fault(NamedTuple):
     """What happens to ``host`` at a time, in seconds of the test's clock, and for how long.
 
@@ -80,6 +86,20 @@ class Fault(NamedTuple):
     @property
     def until(self) -> float:
         return self.at + self.seconds
+
+
+def problem(fault: Fault, known: Collection[str]) -> str:
+    """The reason why a fault cannot happen to the hosts or processes that are known, or empty."""
+    if fault.kind not in KINDS:
+        return f"no kind {fault.kind!r}; the kinds are {', '.join(KINDS)}"
+    for name in (fault.host, fault.other):
+        if name and name not in known:
+            return f"no host {name!r}; the hosts are {', '.join(known)}"
+    if fault.kind in _BETWEEN and not fault.other:
+        return "give the other host"
+    if fault.point and (fault.kind not in _KILLS or fault.point not in failpoints.POINTS):
+        return f"no kill at a point {fault.point!r}; s4node.failpoints.POINTS has those of kills"
+    return "" if fault.seconds >= 0 else f"it lasts {fault.seconds} s; give 0 or more"
 
 
 def schedule(

@@ -29,7 +29,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
 from s4node.log.host import LogHost
 from s4node.runtime.container.container import Container
-from s4node.testing.faults import OF_PROCESSES, Fault, Kind
+from s4node.testing.faults import OF_PROCESSES, Fault, Kind, problem
 from s4node.testing.memory_coordination import MemoryCoordination
 from s4node.testing.runs import Run
 from s4node.testing.world import World
@@ -198,11 +198,11 @@ class Hosts:
     # -- faults ------------------------------------------------------------------------------
 
     def plan(self, fault: Fault) -> None:
-        """Have a fault happen; raises S4Error if there is no such host, or process."""
+        """Have a fault happen; raises S4Error for one that cannot."""
         known = dict.fromkeys([*self.each, *(self.processes if fault.kind in OF_PROCESSES else ())])
-        for name in (fault.host, fault.other):
-            if name and name not in known:
-                raise S4Error(f"{fault}: no host {name!r}; the hosts are {', '.join(known)}")
+        wrong = problem(fault, known)
+        if wrong:
+            raise S4Error(f"{fault}: {wrong}")
         self.world.runs.after(fault.at, None, partial(self._inflict, fault))
         self.world.runs.after(fault.until, None, partial(self._undo, fault))
 

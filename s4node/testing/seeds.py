@@ -37,14 +37,20 @@ def check_seeds(scenario: Callable[[int], object], seeds: Iterable[int]) -> None
 
     The error has notes: the seed, the fewest faults with which the scenario still fails, and the
     last messages of that run. The first seed runs twice. Raises S4Error if two runs of a seed
-    differ, because the app or the scenario reads the time or randomness of the machine, or has
-    threads.
+    differ, because the app or the scenario reads the time or randomness of the machine, has
+    threads, or leaves something behind in a module.
     """
     for number, seed in enumerate(seeds):
         error, run = _run(scenario, seed)
         if error is None and number:
             continue
-        _check_equal(seed, run, _run(scenario, seed)[1])
+        other, again = _run(scenario, seed)
+        _check_equal(seed, run, again)
+        if (error is None) != (other is None):
+            raise S4Error(
+                f"seed {seed}: one of two equal runs fails, so something is left of the other one; "
+                f"keep what changes in attributes of PEs, not in modules or classes"
+            ) from (error or other)
         if error is not None:
             raise _shortened(scenario, seed, error, run)
 
@@ -87,7 +93,7 @@ def _shortened(
     kept = [fault for index, fault in enumerate(chosen) if index not in left_out]
     lines = "".join(f"\n    {fault}," for fault in kept)
     error.add_note(
-        f"check_seeds: seed {seed} fails with {len(kept)} of {len(chosen)} faults:{lines}"
+        f"check_seeds: seed {seed} fails with {len(kept)} of {len(chosen)} chosen faults:{lines}"
     )
     messages = [*chain.from_iterable(run.traces)]
     shown = "".join(

@@ -206,7 +206,8 @@ def test_a_session_is_judged_by_what_ran(
     tests = tmp_path / "tests"
     tests.mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
-    for name in ("conftest.py", "flaky.py", "flaky.toml", "input_systems.py", "semantics.py"):
+    helpers = ("flaky.py", "flaky.toml", "input_systems.py", "seeds_of_the_day.py", "semantics.py")
+    for name in ("conftest.py", *helpers):
         shutil.copy(ROOT / "tests" / name, tests)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "semantics.md").write_text(PROOFS)
