@@ -40,9 +40,15 @@ async def test_messages_that_cannot_be_written_change_nothing_else(
         assert await run(messages, *tail, *to, cwd=folder) == (0, EVENT.decode() * 2, "")
 
 
-@pytest.mark.parametrize("messages", ["2>&-", "2>/dev/full", ""])
 @pytest.mark.parametrize(
-    "command", [("run", "hello.py"), ("run", "hello.py", "--nodes", "2"), ("node", "shop")]
+    ("command", "messages"),
+    [
+        (("run", "hello.py"), ""),
+        (("run", "hello.py"), "2>&-"),
+        (("run", "hello.py"), "2>/dev/full"),
+        (("run", "hello.py", "--nodes", "2"), "2>/dev/full"),
+        (("node", "shop"), "2>&-"),
+    ],
 )
 async def test_a_server_whose_output_is_closed_goes_on_and_stops_in_order(
     folder: Path, command: tuple[str, ...], messages: str
