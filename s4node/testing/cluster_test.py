@@ -22,6 +22,7 @@ from s4node.app.stream import InputStream
 from s4node.errors import S4Error
 from s4node.events.keys import Key
 from s4node.net.egress.refusal import Refusal
+from s4node.runtime.container.container import Container
 from s4node.runtime.inputs.binding import replayable
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.pe_processor import PeProcessor
@@ -46,6 +47,9 @@ from s4node.testing.runtime import shared_folder
 from s4node.testing.seeds import recorded
 
 P = TypeVar("P", bound=ProcessingElement)
+
+_START_SECONDS = 60.0
+"""For how long a command waits for a container of its app."""
 
 
 class Usage(NamedTuple):
@@ -234,9 +238,19 @@ class ClusterTest:
     def _commands(self) -> Commands:
         folder = Path(self._folder.name) / "commands"
         folder.mkdir(exist_ok=True)
-        container = next(each.container for each in self._members[0] if each.container is not None)
+        members = self._members[0]
         config = config_of(folder, self._values[0])
-        return Commands(self._hosts, container.app.name, config, self._members[0])
+        return Commands(self._hosts, self._app_name(members), config, members)
+
+    def _app_name(self, members: Sequence[Process]) -> str:
+        def running() -> list[Container]:
+            return [each.container for each in members if each.container is not None]
+
+        self._hosts.world.pass_time(_START_SECONDS, running)  # faults may have ended all of them
+        self._raise_failure()
+        if not running():
+            raise S4Error(f"no container of the app has run for {_START_SECONDS:g} s")
+        return running()[0].app.name
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and run what falls due on the way; faults, too."""

@@ -55,6 +55,17 @@ def test_each_event_counts_once_whatever_fails_while_a_savepoint_is_taken() -> N
     check_seeds(saved, range(3))
 
 
+def test_a_savepoint_waits_until_a_container_runs() -> None:
+    with ClusterTest(counting, settings=DURABLE) as test:
+        send(test, range(2))
+        for host in ("host1", "host2"):
+            test.plan(Fault("kill process", host, at=test.now, seconds=3))
+        test.advance(0.1)
+        test.take_savepoint("one")
+        test.settle()
+        judge(test, 2)
+
+
 def test_a_drained_host_has_no_partitions_until_the_end_of_the_drain() -> None:
     def partitions_of(host: str) -> int:
         container = test._hosts.processes[host].container
