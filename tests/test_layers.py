@@ -46,6 +46,12 @@ MANY_FILES = {"cli"}  # a file a command
 MOST_CODE = 400  # lines of a file without comments, docstrings and blank lines
 LISTS = {"config.settings"}  # a list of one kind of thing is as long as there are things
 
+# These begin with how they work, why each rule is there, and a run in which a rule saves an event.
+THEORY = {
+    "cluster.coordination.assignment", "offsets.cuts", "offsets.receipts", "offsets.task_claims",
+    "offsets.watermarks", "state.task_state",
+}  # fmt: skip
+
 # Words that stand where the field has a term, and what is left of them: it may only fall.
 RIDDLES = re.compile(
     r"\b(whoever|leash|farewell|culprits?|mend|mending|one's|(?<!in[ -])flight|bury|rejects|doors?"
@@ -347,6 +353,18 @@ def test_every_room_says_what_it_holds_what_it_may_touch_and_where_to_begin() ->
         assert "It may touch" in text, module
         assert "Begin with" in text, module
         assert 3 <= len(text.splitlines()) <= 14, module
+
+
+def test_modules_that_own_a_guarantee_begin_with_a_theory_of_operation() -> None:
+    texts = {
+        module: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for module, path in MODULES.items()
+    }
+    found = {module for module, text in texts.items() if "\nTheory of operation\n" in text}
+    assert found == THEORY
+    for module in THEORY:
+        assert "example" in texts[module], module
+        assert 30 <= len(texts[module].splitlines()) <= 70, module
 
 
 def test_nobody_imports_the_package_s_facade_from_inside() -> None:

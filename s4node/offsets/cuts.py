@@ -1,14 +1,41 @@
-"""The cuts of a container's tasks: for which savepoint each was asked, and has made its cut. Pure.
+"""The cuts of a container's tasks: which savepoint each was asked for, and has made. Pure.
+
+Theory of operation
+
+A savepoint is a state of the whole job that could have been: for each event that one task has sent
+to another, either both count it, or the sender still has it to send. Tasks do not stop for that.
+Each makes its *cut*, one commit, at a time of its own, and the cuts must fit.
+
+An example: A sends an event e to B. If they cut at any times, two things may go wrong:
+
+    A cuts, A sends e, B takes in e, B cuts     B counts an event that A has not sent: twice
+    A sends e, B cuts, B commits e,
+    e is acknowledged, A drops e, A cuts        neither has e: lost
+
+Chandy and Lamport send a marker behind the last event before the cut, which needs connections that
+keep their order. Here a task moves between containers, and a frame may be sent again over another
+connection. So the number of the sender's cut is on each message, in place of markers between them:
+on frames, on verdicts, and on answers to hellos. A task that gets a message with a higher number
+than its own makes its own cut first, and takes in the message after that.
+
+    savepoint 7 is requested; A makes cut 7
+    A sends e with number 7
+    B has cut 6, and gets e: it makes cut 7 without e, then takes e in    the first line above
+    B commits e, and acknowledges it with number 7
+    A still had cut 6: it makes cut 7 with e, then drops e               the second line above
+
+After that no cut counts an event that its sender's cut has not sent. No cut has dropped an event
+that its receiver's cut does not count. Events between two cuts are in the cut of their sender,
+which sends them again under the same numbers; the receiver trims what it has.
 
 Rules
-- A savepoint has a number, higher than all before. The cut of a task is a commit, made once for a
-  number.
-- What a task says to others of its job bears the number of its cut: frames, rulings, and answers to
-  hellos. A task that meets a higher number makes its own cut before it takes in what bore it: a
-  frame, or that events of its own are committed. This is Chandy and Lamport's cut, with the number
-  on each message in place of markers between them, so it needs no order between connections.
-- So no cut counts an event that its sender's cut has not sent, and no cut has given up an event
-  that its receiver's cut does not count.
+- The number of a savepoint is higher than all before. A task makes one cut for a number, also if it
+  is asked by several messages and the request.
+- If a task moves while a savepoint is taken, its new owner knows from the state that the cut was
+  made (``restore``). It makes no second one under that number, because it has since taken in events
+  that others sent after their cuts. It reports the cut as inherited, and the savepoint is taken
+  again under another number.
+- Events of fast inputs are in no commit. So these inputs are held and drained before the cuts.
 """
 
 from __future__ import annotations

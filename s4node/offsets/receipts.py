@@ -1,17 +1,42 @@
-"""Receipts of batches: tell the source of the events which of their numbers are done. Pure.
+"""Receipts of batches: they report to the source of events which numbers are done. Pure.
+
+Theory of operation
+
+Events come in batches of contiguous numbers. A producer numbers the events of its lane; the events
+of an input have offsets. The source needs one answer, ``safe``: all numbers below it are done, so
+it may drop these events, and begins at ``safe`` after a crash. ``LowWatermark`` derives it.
+
+Events of a batch do not end in order. Handlers are async or run in threads, a batch is split
+between tasks, and a poison event waits for its dead letter. So ``safe`` must not pass a number that
+is not done, however many after it are. An example, with ``safe`` at 10:
+
+    complete(10, 12)        safe is 12
+    complete(15, 20)        safe is 12, because 12 to 14 still run
+    the process is killed   the producer sends 12 to 19 again
+    complete(12, 15)        without the crash: safe is 20
+
+If ``safe`` were the highest number that is done, it would be 20 after the second line. The producer
+would have dropped 12 to 14, and the crash would have lost them. Events 15 to 19 are processed twice
+after the crash, unless the task's state goes back with ``safe``: a commit has both.
+
+A *receipt* counts the parts of one batch, and reports to its *progress* once. A batch that is
+split between three tasks has three parts, and is done when the last one is.
 
 Rules
 - A progress counts the numbers that are done: a producer's lane, or a task's progress in an input.
-  It counts each event as soon as its task says so, or whole batches only.
-- A batch may be processed in several parts, and some of its numbers may be held until something
-  else is done. It is done when all parts are, and no number is held.
-- Receipts from before a rollback of the progress count no more: the events are replayed.
-- If a batch has events of other tasks, the task sends them on as it passes them, in the order of
-  its own events, and then they are done. So a commit has them together with the position after
-  them.
-- The low watermark is the number below which everything is done, whatever the order. Each number is
-  completed once; ``safe`` never decreases and never passes a gap. A range that is completed after a
-  gap waits until the gap closes.
+  It counts each event as soon as its task reports it (``by_event``), or whole batches only. Whole
+  batches are cheaper; only a commit needs single events, because it may begin within a batch.
+- ``safe`` never decreases. Each number is completed once: a second time is an error of the caller,
+  because it could close a gap that is still open.
+- ``hold`` keeps one number open while a dead letter for its event is written. Otherwise a crash
+  between the next commit and that write would lose the event: it would be neither in the state nor
+  among the dead letters.
+- Receipts of batches from before a rollback do not count (``returns``). The events are replayed,
+  and a late receipt would complete a number whose replay has not run.
+- If a batch has events of other tasks (*strays*), the task sends these on as it passes them, in the
+  order of its own events. So the commit that has the position after a stray has the stray, too. If
+  they were sent as the batch arrives, a commit in the middle of it would have all strays, but only
+  the position of the middle, and a restart would send the later ones a second time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,42 @@
 """The claims of a job's tasks: which owner may write, in a SQLite file that processes share.
 
+Theory of operation
+
+A task has one owner. The coordination decides which, but it cannot stop a former owner: that may
+be paused by the system for a minute, or cut off from the network, and still believe that it owns
+the task. So the right to write is not a belief. It is a row, and each write checks it.
+
+An owner *claims* the task before it reads anything. The claim raises the row's *fence*, a number
+that only grows. Before each commit the owner renews the claim with its fence; if the row has a
+higher one, it raises TaskFenced and stops. An example:
+
+    A claims, fence 4          A has counted up to event 100
+    A is paused                its session ends, and the task is assigned to B
+    B claims, fence 5          B restores the count at 100, and commits 150
+    A wakes up                 A has counted to 120, and wants to commit that
+    A renews with fence 4      the row has 5: TaskFenced; the count stays 150
+
+Without the check A would write 120 over 150, and acknowledge events 101 to 120 a second time.
+
+The fence alone is not enough: A could renew, be paused, and write after B's claim. So B does not
+write to A's files. Each fence has a folder of its own, which begins as a copy (``state.epochs``).
+What A still writes goes to a folder that nobody reads. It must not be acknowledged, though: A would
+report to producers as safe what only its folder has. So A checks the claim *after* the write, too,
+before it acknowledges anything (``acknowledge``). For state at a URL, which all machines write to,
+``state.remote_log`` does the same with numbered objects.
+
+The row also has the number of the last commit, written before the commit, and of the last one that
+was acknowledged. A disk that returns from a power cut, or from a backup, may have an older state:
+
+    acknowledged is 8, the next owner finds commit 6
+    commits 7 and 8 are missing, and their producers have dropped the events: that is an error
+
+If the row has commit 8, acknowledged 7, and the owner finds 7, nothing is missing: the eighth was
+about to be written (``Claim.lacks``).
+
 Rules
-- Each task has one row. An owner claims the task before it writes progress and state. A claim
-  fences all earlier ones: they raise TaskFenced from then on, whenever their process wakes up. A
-  claim by an older epoch of the same coordination is refused.
-- Offsets and state are in the task's own database, in a folder of the claim: see ``state.epochs``.
+- Each task has one row. A claim fences all earlier ones. A claim by an older epoch of the same
+  coordination is refused, because its request was delayed.
 - A job has one *run* after another. The next run begins when all tasks were done and the last
   container has stopped in order. A task that is done stays done for the run, which neither a crash
   nor an upgrade ends.

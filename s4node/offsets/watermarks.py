@@ -1,19 +1,45 @@
 """The watermark of a stream in one task: up to which time its events have come. Pure.
 
+Theory of operation
+
+A window from 10:00 to 10:05 may be counted when no more of its events come. Nobody knows that for
+certain, so the task derives a *watermark*: the time up to which all events are assumed to have
+come. An event before the watermark is late.
+
+A stream has several *sources*: producers, partitions of an input, other tasks. Each source sends
+its own events about in order, but one may be minutes behind another. So the watermark follows the
+slowest source, not the latest event. An example with two sources and a lateness of 10 s:
+
+    a is at 10:06:00, b at 10:02:00     the watermark is 10:01:50
+    b sends an event of 10:03           it is counted in the window until 10:05
+    b is at 10:05:10                    the watermark is 10:05:00: the window ends
+
+With the latest event of all the watermark would have been 10:05:50 in the first line. The window
+would have ended, and the event of 10:03 would have been late.
+
+A source that sends nothing would hold all windows open for ever. So it is *idle* after a while, and
+is not waited for. The hard part is to call a source idle only if it had the chance to send:
+
+    b waits for credit for a minute, because this task is slow
+    b counted as idle: the watermark goes to 10:05:50, and b's events of 10:03 are late
+    the minute does not count: the watermark waits for b
+
 Rules
-- Each source (a producer's lane, a partition of an input, another task) is at a time: the latest of
-  its events, or what it has reported. Its watermark is that less the lateness of the stream.
+- A source is at the latest time of its events, or at the time that it has reported. Its watermark
+  is that less the lateness of the stream.
 - A source is ACTIVE, IDLE or FINISHED. The watermark of the stream is the lowest of the active
-  sources, derived anew at every change. Idle and finished ones are left out; they are never taken
-  for infinity.
-- It never goes back. A source that joins, or comes back, begins at the current watermark.
-- A source that becomes idle has counted with its time until then. When none is active any more, the
-  watermark goes to the latest time of all, also of those that have left, whichever was idle first;
-  but not past the clock, or one that is ahead would make all others late.
-- A source becomes idle after ``idle`` seconds without news, in which it could have sent: time in
-  which it waited for credit, or its events waited here, does not count.
+  sources, derived anew at each change. Idle and finished ones are left out. They do not count as
+  infinity: a stream without an active source would end all windows that will ever be.
+- The watermark never decreases, because windows that have ended stay so. A source that joins or
+  returns begins at the current watermark; what it sends from before that is late.
+- A source becomes idle after ``idle`` seconds without news in which it could have sent. Time in
+  which it waits for credit, or its events wait here, does not count.
+- If all sources are idle, the watermark goes to the latest time of all, so that the last windows
+  end. It does not pass the clock: one producer whose clock is a day ahead would make the events of
+  all others late for a day.
+- While fewer sources are known than there must be, there is no watermark. After a start the first
+  of two partitions would otherwise end the windows of the second.
 - A stream is silent if all its sources are idle, or if it has had none for ``idle`` seconds.
-- While fewer sources are known than there must be, there is no watermark.
 """
 
 from __future__ import annotations

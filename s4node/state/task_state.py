@@ -1,8 +1,39 @@
 """The state of one task: its database, its stores, and the changes for the next commit.
 
+Theory of operation
+
+A commit is one write to the task's database. It has what has changed in stores and instances, the
+positions of the inputs, the numbers of producers, and the events that the task has put for others
+and whose receivers have not committed them. All of it is of one moment. An example, with a PE that
+counts events and puts every count on a stream:
+
+    the last commit    count 100, position 100, frames up to 100
+    in memory          count 120, position 120, frames up to 120
+    kill -9            count 100, position 100: events 101 to 120 come again, once
+
+If the count were written before the position, a crash in between would count 101 to 120 twice. If
+the position were written first, they would be lost. If the frames of 101 to 120 had left before the
+commit, consumers would get them twice, and from a handler that reads the clock as other events.
+
+The order of a commit (``runtime.commit.task_commit``), and what a crash after each step leaves:
+
+    begin     in the loop, while no event of the task runs: take all changes, copy nothing
+    encode    in slices between other turns; then renew the claim
+                                       crash: the last commit, and everything is replayed
+    ship      to the URL, if there is one
+                                       crash: the next owner finds the commit there, whole
+    write     the rows, in a thread
+                                       crash: the commit is there, without acknowledgements:
+                                       producers send again, and their numbers are trimmed
+    check     the claim; a former owner stops here, and acknowledges nothing
+    release   acknowledge producers, let the frames leave
+                                       crash: frames leave again, under the same numbers
+
+The task processes events meanwhile. What it changes after ``begin`` is part of the next commit, so
+an instance that is encoded is taken as of ``begin``: a handler that reaches it first has it encoded
+before it runs.
+
 Rules
-- A commit is atomic: the changes in stores and instances, and the positions of the inputs that
-  belong to them. So state and positions match after a crash.
 - Call ``begin_commit`` while no event of the task is in flight; it only takes the changes.
   Instances are encoded after that, in slices; then ``write_commit`` runs in a thread.
 - One commit at a time; the changes of a failed one are part of the next. If the task has rolled

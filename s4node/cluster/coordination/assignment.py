@@ -1,27 +1,50 @@
 """The assignment of an app's partitions to members, from the living and former owners. Pure.
 
+Theory of operation
+
+The oldest living member computes the assignment and writes it over the version that it has read.
+Two members may believe that they are the oldest. Both compute the same from the same entries, and
+only one write succeeds, so there is no election and no harm.
+
+There are two kinds of change. An *orphan*, a partition whose owner is dead, is assigned at once
+(``assign``): nothing is processed until it has an owner. A partition whose owner lives stays there,
+however uneven the load is, until that owner *hands it over* (``moves``): it finishes its events,
+commits, and writes the assignment that gives the partition away. An example with four partitions,
+in which B joins A:
+
+    A owns 0 1 2 3      B joins; moves are {2: B, 3: B}
+    A hands over 2      owners are A A B A, epoch 2; B restores the commit of 2 and goes on
+    A is killed         assign gives 0, 1 and 3 to B, epoch 3
+
+If B had been assigned 2 and 3 when it joined, A would have been fenced in the middle of its events:
+those since its last commit would be processed again, and fast streams would lose theirs.
+
+Stateful tasks move slowly, so an assignment prefers few moves to an even load, and a member that
+may have the files of a task to one that has not.
+
 Rules
-- A partition stays with its living owner until that owner hands it over, even if the load is
-  uneven. ``moves`` says which partitions should be handed over.
+- A fresh assignment is even: no member has two partitions more than another. Orphans go to the
+  members with the fewest. If there is a choice, an orphan goes to the name that owned it, where
+  files of its state may be.
 - Only as many members get partitions as the app has containers; the others are spares. Members that
-  own partitions come first, then those whose name owned some before, then the older ones.
-- Orphaned partitions go to the members with the fewest. So in a fresh assignment no member has two
-  more than another. If there is a choice, an orphan goes to the name that owned it, where files of
-  its state may be.
+  own partitions come first, then those whose name owned some before, then the older ones. So a
+  member that restarts does not lose its place to a spare.
 - The assignment has an epoch, which grows with every change. Each partition has the epoch in which
-  it last moved, which fences former owners.
+  it last moved, which fences former owners (``offsets.task_claims``).
 - A member that returns under its old name is a new member: what it had in memory is lost. The
-  partitions of a name that is awaited stay with it until it returns, or is awaited no longer.
-- An entry has an assignment packed: each owner once, and numbers by partition. With 1,000 members
-  and 4,096 partitions that is less than 64 kB.
+  partitions of a name that is awaited stay with it until it returns, or is awaited no longer. A
+  process that the supervisor restarts in two seconds finds its files, and nobody else fetches them.
 - A partition may have a *standby*, another member that follows its state; entries have its name. It
   is in another zone than the owner, if there is such a member, and stays while both live. An orphan
   goes to its standby. Members are the standby of about as many partitions each, as far as zones and
-  owners allow that, and those of one owner have several standbys. ``moves`` prefers partitions
-  whose standby is the new owner.
+  owners allow that, and those of one owner have several standbys: if it dies, its load is spread.
+  ``moves`` prefers partitions whose standby is the new owner.
 - A partition that is to move has the same next owner until it has moved, in whatever order the
-  others move, because that owner gets ready for it. So each next owner gets neighbours.
+  others move, because that owner fetches its state meanwhile. When a move changed the next owners
+  of others, the worst of 15 partitions paused for 2.0 s.
 - The same arguments always give the same assignment.
+- An entry has an assignment packed: each owner once, and numbers by partition. With 1,000 members
+  and 4,096 partitions that is less than 64 kB.
 """
 
 from __future__ import annotations
