@@ -10,14 +10,14 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from s4node.errors import StateError
-from s4node.events.schema import EventType, TypeDecl
+from s4node.events.schema import EventType, TypeDecl, class_of
 from s4node.net.egress.lane import OutgoingFrame
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
@@ -129,42 +129,6 @@ def type_row(declared: TypeDecl) -> bytes:
     return _encode(declared)
 
 
-class SpillRows:
-    """Spilled blocks as rows in the ``changes`` of a task; ``read`` reads a committed one."""
-
-    def __init__(
-        self, keys: RowKeys, changes: Changes, read: Callable[[bytes], bytes | None]
-    ) -> None:
-        self._keys = keys
-        self._changes = changes
-        self._read = read
-        self._indices: deque[int] = deque()
-        self.grew = False  # since it was last reset
-
-    def append(self, data: bytes) -> None:
-        index = self._indices[-1] + 1 if self._indices else 0
-        self._changes.put(self._keys.spilled(index), data)
-        self._indices.append(index)
-        self.grew = True
-
-    def pop(self) -> bytes:
-        """Take the oldest row."""
-        row = self._keys.spilled(self._indices.popleft())
-        data = self._changes.find(row, None) or self._read(row)
-        assert isinstance(data, bytes), "a spilled row is gone"
-        self._changes.put(row, None)
-        return data
-
-    def forget_all(self) -> None:
-        """Forget all rows; committed ones are restored later."""
-        self._indices.clear()
-
-    def restore(self, changes: Changes, indices: Iterable[int]) -> None:
-        """Resume with committed rows; ``changes`` are for the next commit."""
-        self._changes = changes
-        self._indices = deque(indices)
-
-
 class SavedRows(NamedTuple):
     """A channel's rows, sorted."""
 
@@ -195,6 +159,75 @@ def sort_rows(channel: str, rows: Rows) -> SavedRows:
         elif kind == _LANES:
             saved = saved._replace(lanes=_lanes(value))
     return saved
+
+
+class ChannelRows:
+    """The rows of ``channel`` in the ``changes`` of a task, for events of ``types``.
+
+    ``life`` names a channel that may be forgotten and made anew.
+    """
+
+    def __init__(self, channel: str, changes: Changes, types: StreamTypes, life: str) -> None:
+        self.keys = RowKeys(channel)
+        self.changes = changes
+        self.types = types
+        self.life = life
+        self.versions: dict[int, TypeDecl] = {}  # with which rows were written, by fingerprint
+        self._channel = channel
+        self._declared: set[int] = set()
+
+    def restore(self, rows: Rows) -> SavedRows:
+        """Sort the rows of an earlier life, and keep the types that are needed to read them."""
+        saved = self._sorted(rows)
+        versions, types = saved.versions, self.types
+        known = {EventType(cls).name for cls in types.kinds}
+        for declared in versions.values():  # also if the stream itself declares none
+            cls = None if declared.name in known else class_of(declared)
+            if cls is not None:
+                types.declare(cls)
+        ours = {declared.fingerprint for declared in types.declarations}
+        self._declared = versions.keys() & ours
+        others = versions.keys() - ours
+        if others:
+            used = fingerprints_in(f.data for frames in saved.frames.values() for f in frames)
+            types.versions = {each: versions[each] for each in others & used}
+            for each in () if saved.spilled else others - used:  # unknown until they are read
+                self.changes.put(self.keys.type(each), None)
+        return saved
+
+    def roll_back(self, changes: Changes, rows: Rows) -> SavedRows:
+        """Sort the committed rows, and use new ``changes``."""
+        self.changes = changes
+        saved = self._sorted(rows)
+        self._declared &= saved.versions.keys()
+        return saved
+
+    def _sorted(self, rows: Rows) -> SavedRows:
+        """Sort rows if they are of our life; rows of another life are deleted."""
+        rows = list(rows)
+        if life_of(rows) != self.life:
+            forget(self.changes, rows)
+            self.changes.put(self.keys.life, self.life.encode())
+            rows = []
+        saved = sort_rows(self._channel, rows)
+        self.versions = saved.versions
+        return saved
+
+    def declare(self, put: Callable[[bytes, bytes], None]) -> None:
+        """Save the declarations of the types in our rows."""
+        if len(self._declared) == len(self.types.kinds):
+            return
+        for declared in self.types.declarations:
+            if declared.fingerprint not in self._declared:
+                self._declared.add(declared.fingerprint)
+                put(self.keys.type(declared.fingerprint), type_row(declared))
+
+    def shared(self) -> Iterator[bytes]:
+        """All rows that may exist beside those of events and lanes, to delete them."""
+        for fingerprint in self._declared | self.types.versions.keys():
+            yield self.keys.type(fingerprint)
+        yield self.keys.lanes
+        yield self.keys.life
 
 
 def fingerprints_in(frames: Iterable[bytes]) -> set[int]:

@@ -10,11 +10,8 @@ Rules
 - Frames of an earlier life are sent unchanged, with their numbers and the types that they were
   written with. If an owner expects other numbers, that is an error: no number is used for two
   events.
-- Events that the task has put for itself wait in its own stage. Each commit saves the waiting ones,
-  and a restart gives them back. Events beyond the room of the stage are spilled into rows at once,
-  and come back in order.
 - The partitions of another app's stream are unknown until it has answered, and saved then. Events
-  put before are saved like events that the task has put for itself.
+  put before are saved without numbers (:mod:`s4node.net.egress.own_events`).
 - An outbox that may be forgotten and made anew has a row with the name of its life; rows of another
   life are never used.
 - Frames bear the cut of the task. Events that an owner has committed after a later cut than the
@@ -31,42 +28,29 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from s4node.errors import EventError
-from s4node.events.schema import EventType, TypeDecl, class_of
 from s4node.net.egress.closed_layouts import last_ruling, told_closings
-from s4node.net.egress.frame_builder import unnumbered
 from s4node.net.egress.lane import Lane, OutgoingFrame
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import (
-    RowKeys,
-    Rows,
+    ChannelRows,
     SavedRows,
-    SpillRows,
     decoder_of,
-    fingerprints_in,
-    forget,
     lanes_row,
-    life_of,
     number_row,
     read_events,
-    sort_rows,
-    type_row,
 )
 from s4node.net.egress.refusal import Refusal, Unsent
-from s4node.net.egress.spill import Spill
-from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import Closing
 from s4node.state.rows import Changes
 
 
 class TransactionalOutbox(Outbox):
-    """An outbox with its rows, under ``name``, in ``changes``; ``options`` are those of any outbox.
+    """An outbox with its rows, of channel ``name``, in ``changes``; ``options`` are of any outbox.
 
-    ``read`` reads a row of the database. ``partitions`` is the stream's number of partitions, 0 if
-    the consumer will tell it; ``home`` is the task's own partition. ``clock`` gives Unix time in
-    ms. ``life`` names an outbox that may be forgotten and made anew; ``app`` is for errors. Tasks
-    that put on the stream are held from ``bound`` unacknowledged bytes on. ``ask_for_cut(number)``
+    ``partitions`` is the stream's number of partitions, 0 if the consumer will tell it. ``clock``
+    gives Unix time in ms. ``life`` names an outbox that may be forgotten and made anew. Tasks that
+    put on the stream are held from ``bound`` unacknowledged bytes on. ``ask_for_cut(number)``
     returns False if the task has made that cut.
     """
 
@@ -80,35 +64,22 @@ class TransactionalOutbox(Outbox):
         name: str,
         *,
         partitions: int,
-        home: int = 0,
         bound: int = wire.WINDOW_BYTES,
         clock: Callable[[], int] = lambda: 0,
-        read: Callable[[bytes], bytes | None] = lambda _: None,
         life: str = "",
-        app: str = "",
         ask_for_cut: Callable[[int], bool] = lambda _: False,
         **options: Any,
     ) -> None:
         super().__init__(stream, producer, **options)
         self.settled = False  # a receiver has committed events since this was reset
         self.unsent = Unsent()
-        self._changes = changes
-        self._name = name
-        self._keys = RowKeys(name)
-        self._home = home
+        self.rows = ChannelRows(name, changes, self.types, life)
+        self._keys = self.rows.keys
         self._bound = bound
         self._clock = clock
-        self.life = life
-        self._spilled = SpillRows(self._keys, changes, read)
-        self.spill = Spill(app, self.types, self._spilled)
-        self._versions: dict[int, TypeDecl] = {}
         self._taken: dict[int, int] = {}  # by lane: pending events of the current commit
         self._cut_since: set[int] = set()  # lanes with frames that are in no commit yet
         self.leaving: dict[int, int] = {}  # by lane: the end of the current commit's frames
-        self._declared: set[int] = set()
-        self._own: list[Any] = []
-        self._own_at = 0
-        self._own_rows = 0
         self._saved = 0  # of the events that wait for the partitions
         self._learns = not partitions  # from the consumer's answer
         self._learned: tuple[int, str, int | None] | None = None
@@ -180,17 +151,12 @@ class TransactionalOutbox(Outbox):
     @property
     def changed(self) -> bool:
         """True if a commit would write more rows than are in the changes."""
-        return bool(self._unsaved or self.spill.tails)
+        return self.pending > (0 if self.lanes else self._saved)
 
     @property
     def unreleased(self) -> bool:
         """True if events can leave once a further commit is written, as partitions are known."""
         return bool(self._cut_since or (self.lanes and self.pending))
-
-    @property
-    def _unsaved(self) -> int:
-        """The events in no frame, except saved ones that wait for the partitions."""
-        return self.pending - (0 if self.lanes else self._saved)
 
     @property
     def idle(self) -> bool:
@@ -199,29 +165,21 @@ class TransactionalOutbox(Outbox):
 
     # -- commits -----------------------------------------------------------------------------
 
-    def begin_commit(self, own: Sequence[Any] = ()) -> None:
-        """Begin a commit of the events put until now, and of the task's waiting ``own`` events."""
+    def begin_commit(self) -> None:
+        """Begin a commit of the events put until now; ``unrouted`` ones are saved beside it."""
         if self._learns:
             self._gather()
-            own = self.unrouted
-            self._saved = len(own)
+            self._saved = 0 if self.lanes else self.pending
             if self.answer is not None:
                 learned = self.answer.partitions, self.answer.routing, self.layout
                 if learned != self._learned:
                     self._learned = learned
-                    self._changes.put(self._keys.lanes, lanes_row(*learned))
-        if self.spill.tails:
-            self.spill.flush()
-        if self._spilled.grew:
-            self._spilled.grew = False
-            self._declare(self._changes.put)
+                    self.rows.changes.put(self._keys.lanes, lanes_row(*learned))
         self.unsent.begin_commit()
         self.latest.begin_commit(self._clock() / 1000)
         self.leaving = {at: self.lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
         self._taken = {lane.partition: len(lane.pending) for lane in self.lanes if lane.pending}
-        self._own = list(own)
-        self._own_at = 0
 
     def encode(self) -> bool:
         """Encode a part of the current commit; return False if nothing is left."""
@@ -229,17 +187,10 @@ class TransactionalOutbox(Outbox):
             at, count = self._taken.popitem()
             self._cut(self.lanes[at], count, of_commit=True)
             return True
-        if self._own:
-            self._save_own()
-            return True
-        for index in range(self._own_at, self._own_rows):
-            self._changes.add(self._keys.own_row(index), None)
-        self._own_rows = self._own_at
         return False
 
     def end_commit(self, *, written: bool) -> None:
         """End a commit: release its frames if it was written."""
-        self._own = []
         self._settle_after_cut()
         leaving, self.leaving = self.leaving, {}
         self.unsent.end_commit(written=written)
@@ -266,7 +217,7 @@ class TransactionalOutbox(Outbox):
 
     def _cut(self, lane: Lane, count: int, *, of_commit: bool = False) -> None:
         """Make frames of the next ``count`` waiting events of a lane."""
-        put = self._changes.add if of_commit else self._changes.put
+        put = self.rows.changes.add if of_commit else self.rows.changes.put
         at = lane.partition
         self._cuts_commit = of_commit
         while count > 0:
@@ -278,33 +229,12 @@ class TransactionalOutbox(Outbox):
                 frame = lane.frames[-1]
                 put(self._keys.frame(at, frame.first, frame.end), data)
         self._cuts_commit = False
-        self._declare(put)
+        self.rows.declare(put)
         put(self._keys.next_number(at), number_row(lane.next_number))
         if of_commit:
             self.leaving[at] = lane.next_number
         else:
             self._cut_since.add(at)
-
-    def _save_own(self) -> None:
-        share = self._own[: self.builder.max_events]
-        del self._own[: self.builder.max_events]
-        for events in _encoded(share, self.types):
-            if isinstance(events, EventError):
-                self.unsent.add_own(Refusal(self.stream, -1, -1, str(events), unsent=True))
-                continue
-            self._changes.add(self._keys.own_row(self._own_at), events)
-            self._own_at += 1
-        self._declare(self._changes.add)
-        self._own_rows = max(self._own_rows, self._own_at)
-
-    def _declare(self, put: Callable[[bytes, bytes], None]) -> None:
-        """Save the declarations of the types in our frames."""
-        if len(self._declared) == len(self.types.kinds):
-            return
-        for declared in self.types.declarations:
-            if declared.fingerprint not in self._declared:
-                self._declared.add(declared.fingerprint)
-                put(self._keys.type(declared.fingerprint), type_row(declared))
 
     # -- answers of owners -------------------------------------------------------------------
 
@@ -385,36 +315,21 @@ class TransactionalOutbox(Outbox):
     def _forget(self, lane: Lane, frames: Sequence[OutgoingFrame]) -> None:
         """Delete the rows of settled frames with the next commit."""
         for frame in frames:
-            self._changes.put(self._keys.frame(lane.partition, frame.first, frame.end), None)
+            self.rows.changes.put(self._keys.frame(lane.partition, frame.first, frame.end), None)
 
     # -- after a restart ---------------------------------------------------------------------
 
-    def restore(self, rows: Rows, now: float = 0.0) -> list[Any]:
-        """Resume from the rows of an earlier life; return the events that it had put for itself.
-
-        Raises StateError if those cannot be read.
-        """
-        saved = sort_rows(self._name, self._ours(rows))
-        self._versions = saved.versions
-        self._restore_spill(saved, now)
+    def restore(self, saved: SavedRows) -> None:
+        """Resume from the rows of an earlier life."""
         if saved.lanes is not None:
             self._learn(*saved.lanes)
         for partition, number in saved.next_numbers.items():
             frames = saved.frames[partition]
             self.lanes[partition].restore(frames, number)
             self.frame_bytes += sum(len(frame.data) for frame in frames)
-        self._know_types(saved.versions)
-        events = self._read_own(saved)
-        self._keep_versions(saved.versions, [f.data for fs in saved.frames.values() for f in fs])
-        return self._given_back(events, len(saved.own))
 
-    def roll_back(self, changes: Changes, rows: Rows, now: float = 0.0) -> list[Any]:
-        """Roll back to the committed ``rows``, with new ``changes``.
-
-        Return the events that the task had put for itself.
-        """
-        self._changes = changes
-        saved = sort_rows(self._name, self._ours(rows))
+    def roll_back(self, saved: SavedRows) -> None:
+        """Roll back to the committed rows."""
         self.unsent.roll_back()
         self.drop_pending()
         for lane in self.lanes:
@@ -422,37 +337,15 @@ class TransactionalOutbox(Outbox):
                 self.frame_bytes -= len(frame.data)
             written = saved.frames[lane.partition]
             self._forget(lane, [frame for frame in written if frame.end <= lane.upto])
-        for each in (self._taken, self._cut_since, self.leaving, self._own):
+        for each in (self._taken, self._cut_since, self.leaving):
             each.clear()
         self._saved = 0
-        self.spill.clear()
-        self._restore_spill(saved, now)
         self._learned = saved.lanes
-        self._declared &= saved.versions.keys()
-        return self._given_back(self._read_own(saved), len(saved.own))
 
-    def _restore_spill(self, saved: SavedRows, now: float) -> None:
-        self._spilled.restore(self._changes, [index for index, _ in saved.spilled])
-        counts = [count for _, count in saved.spilled]
-        self.spill.restore(self._home, now, counts, saved.versions)
-
-    def _given_back(self, events: list[Any], rows: int) -> list[Any]:
-        """The events that the task had put for itself; none if they wait for the partitions."""
-        self._own_rows = rows
-        if self._learns:
-            super().extend(events)
-            self._saved = len(events)
-            return []
-        return events
-
-    def _ours(self, rows: Rows) -> Rows:
-        """The rows if they are of our life; rows of an earlier life are deleted."""
-        rows = list(rows)
-        if life_of(rows) == self.life:
-            return rows
-        forget(self._changes, rows)
-        self._changes.put(self._keys.life, self.life.encode())
-        return ()
+    def wait_again(self, events: Sequence[Any]) -> None:
+        """Take events again that wait for the partitions, and are saved."""
+        super().extend(events)
+        self._saved = len(events)
 
     def _learn(self, partitions: int, routing: str, layout: int | None) -> None:
         """Open the lanes that an earlier life had learned."""
@@ -463,38 +356,12 @@ class TransactionalOutbox(Outbox):
         assert not problem, problem
         self.layout = layout
 
-    def _know_types(self, versions: dict[int, TypeDecl]) -> None:
-        """Declare the classes of saved events, also if the stream itself declares none."""
-        known = {EventType(cls).name for cls in self.types.kinds}
-        for declared in versions.values():
-            cls = None if declared.name in known else class_of(declared)
-            if cls is not None:
-                self.types.declare(cls)
-
-    def _keep_versions(self, versions: dict[int, TypeDecl], frames: Sequence[bytes]) -> None:
-        """Keep the types of an earlier life as long as there are frames of them."""
-        ours = {declared.fingerprint for declared in self.types.declarations}
-        self._declared = versions.keys() & ours
-        others = versions.keys() - ours
-        if not others:
-            return
-        used = fingerprints_in(frames)
-        self.types.versions = {each: versions[each] for each in others & used}
-        if self.spill.events:  # their types are unknown until they are read
-            return
-        for each in others - used:
-            self._changes.put(self._keys.type(each), None)
-
-    def _read_own(self, saved: SavedRows) -> list[Any]:
-        decoder = decoder_of(self.types, saved.versions)
-        return [event for row in saved.own for event in read_events(self.stream, row, decoder)]
-
     def unsettled_events(self) -> list[Any]:
         """The events that receivers have not committed, in order for each lane.
 
         Raises StateError if events of an earlier life cannot be read.
         """
-        decoder = decoder_of(self.types, self._versions)
+        decoder = decoder_of(self.types, self.rows.versions)
         events: list[Any] = []
         for lane in self.lanes:
             for frame in lane.frames:
@@ -503,36 +370,16 @@ class TransactionalOutbox(Outbox):
             events += lane.pending
         return events + self.unrouted
 
-    def rows(self) -> Iterator[bytes]:
+    def all_rows(self) -> Iterator[bytes]:
         """All rows that may exist, to delete them."""
         for lane in self.lanes:
             for frame in lane.frames:
                 yield self._keys.frame(lane.partition, frame.first, frame.end)
             yield self._keys.next_number(lane.partition)
-        for index in range(self._own_rows):
-            yield self._keys.own_row(index)
-        for fingerprint in self._declared | self.types.versions.keys():
-            yield self._keys.type(fingerprint)
-        yield self._keys.lanes
-        yield self._keys.life
+        yield from self.rows.shared()
 
     def validate(self) -> None:
         super().validate()
         for lane in self.lanes:
             assert lane.released <= lane.next_number
             assert self._taken.get(lane.partition, 0) <= len(lane.pending)
-
-
-def _encoded(events: list[Any], types: StreamTypes) -> Iterator[bytes | EventError]:
-    """Encode events as frames; yield an error for each event that cannot be encoded."""
-    if not events:
-        return
-    try:
-        yield unnumbered(types, events)
-    except EventError as error:
-        if len(events) == 1:
-            yield error
-            return
-        half = len(events) // 2
-        yield from _encoded(events[:half], types)
-        yield from _encoded(events[half:], types)

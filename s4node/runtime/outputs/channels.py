@@ -17,6 +17,7 @@ from s4node.app.stream import InputStream, Stream
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox_rows import Rows, channels_of, life_of, numbered
+from s4node.net.egress.own_events import OwnEvents
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
@@ -70,6 +71,7 @@ class Channel:
     """The path of a task's stream to other tasks, or to one consumer."""
 
     outbox: TransactionalOutbox
+    own: OwnEvents  # in no frame
     routes: Routes
     emitter: Emitter
     replaces: bool = False  # another channel, whose rows are still in the database

@@ -42,13 +42,16 @@ from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.outbox_rows import (
     Rows,
+    SavedRows,
     channels_of,
     forget,
     life_of,
     numbered,
     weight_of,
 )
+from s4node.net.egress.own_events import OwnEvents
 from s4node.net.egress.routes import Routes
+from s4node.net.egress.spill import Spill
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.producer_lane import AT_ONCE, Effects
 from s4node.net.wire import frame as wire
@@ -86,14 +89,14 @@ class _Spilled:
     _partition: int
 
     def append(self, batch: EventBatch) -> None:
-        self._exchange.own_outbox(self._stream, self._partition).spill.append(batch)
+        self._exchange.spill(self._stream, self._partition).append(batch)
 
     def pop(self) -> EventBatch | None:
-        return self._exchange.own_outbox(self._stream, self._partition).spill.pop()
+        return self._exchange.spill(self._stream, self._partition).pop()
 
     def clear(self) -> None:
         if self._exchange.has_put(self._stream, self._partition):  # else the next owner has it
-            self._exchange.own_outbox(self._stream, self._partition).spill.clear()
+            self._exchange.spill(self._stream, self._partition).clear()
 
 
 class Exchange:
@@ -169,15 +172,14 @@ class Exchange:
             self._channel(side, name, rows.get(name, ()))
         for name in rows.keys() - side.unclaimed.keys():
             channel, life = side.channels.get(name), life_of(rows[name])
-            if channel is None or channel.outbox.life != life:
+            if channel is None or channel.outbox.rows.life != life:
                 side.remember(name, life, numbered(name, rows[name]))
                 forget(state.changes, rows[name])  # the consumer has gone since they were written
-        for stream, channel in side.channels.items():
-            own = channel.outbox.roll_back(state.changes, rows.get(stream, ()), trio.current_time())
+        for name, channel in side.channels.items():
+            saved = channel.outbox.rows.roll_back(state.changes, rows.get(name, ()))
+            channel.outbox.roll_back(saved)
             self._tell(channel)
-            if own:
-                side.left[stream] = own
-                side.own_rows = True
+            _give_back(side, name, channel, saved)
 
     def revoke(self, task: Task) -> None:
         """Close the part of a task that another container takes over from its last commit."""
@@ -196,22 +198,22 @@ class Exchange:
         for stream, events in left.items():
             task.backlog.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
         for stream, channel in side.channels.items():
-            if channel.outbox.spill.events:
+            if spilled := channel.own.spill.events:
                 overflow = self._overflow_of(stream, task.partition)
-                task.backlog.restore_overflow(stream, overflow, channel.outbox.spill.events)
+                task.backlog.restore_overflow(stream, overflow, spilled)
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
         return _Spilled(self, stream, partition)
 
     def has_put(self, stream: str, partition: int) -> bool:
-        """Return True if a task of ours has an outbox for a stream."""
+        """Return True if a task of ours has a channel for a stream."""
         side = self._sides.get(partition)
         return side is not None and stream in side.channels
 
-    def own_outbox(self, stream: str, partition: int) -> TransactionalOutbox:
-        """The outbox of a task for a stream, made if there is none."""
+    def spill(self, stream: str, partition: int) -> Spill:
+        """The spilled events of a task's channel, which is made if there is none."""
         side = self._sides[partition]
-        return (side.channels.get(stream) or self._channel(side, stream)).outbox
+        return (side.channels.get(stream) or self._channel(side, stream)).own.spill
 
     def _channel(self, side: Side, name: str, rows: Rows = ()) -> Channel:
         """Make a channel; its name is a stream, or a stream and a consumer."""
@@ -229,13 +231,10 @@ class Exchange:
             state.changes,
             name,
             partitions=0 if consumer else self._partitions,
-            home=task.partition,
             key=self._app.streams[stream].key if consumer else None,
             bound=task_state.CHANGES_BYTES,
             clock=now_ms,
-            read=state.database.get,
             life=life,
-            app=self._app.name,
             ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
             **outbox_options(self._app.streams[stream], self._config, saved=True),
         )
@@ -247,11 +246,11 @@ class Exchange:
             emitter = self._outputs.senders[stream].emitters[consumer]
         if not consumer:
             outbox.cut = self._cuts.made(task.partition)
-        own = outbox.restore(rows, trio.current_time())
-        if own:
-            side.left[stream] = own
-            side.own_rows = True
-        channel = side.channels[name] = Channel(outbox, routes, emitter)
+        own = OwnEvents(self._app.name, task.partition, outbox.rows, state.database, outbox.unsent)
+        channel = side.channels[name] = Channel(outbox, own, routes, emitter)
+        saved = outbox.rows.restore(rows)
+        outbox.restore(saved)
+        _give_back(side, name, channel, saved)
         if outbox.holds:  # with what an earlier owner has left
             self._pipeline.watch(stream, (task.partition, name), outbox)
         emitter.add(routes)
@@ -274,9 +273,9 @@ class Exchange:
     def _forget_channel(self, side: Side, name: str, sent: int) -> None:
         """Nothing more is sent on a channel, and its rows go with the next commit."""
         channel = side.channels.pop(name)
-        side.remember(name, channel.outbox.life, sent)
+        side.remember(name, channel.outbox.rows.life, sent)
         self._close(side, name, channel)
-        for row in channel.outbox.rows():
+        for row in (*channel.outbox.all_rows(), *channel.own.rows()):
             side.state.changes.put(row, None)
 
     def _close(self, side: Side, name: str, channel: Channel) -> None:
@@ -413,7 +412,7 @@ class Exchange:
         side = self._sides.get(task.partition)
         if side is None:
             return False
-        if any(channel.outbox.changed for channel in side.channels.values()):
+        if any(one.outbox.changed or one.own.spill.tails for one in side.channels.values()):
             return True
         return _moved(task) != side.moved and (side.own_rows or bool(task.own_events()))
 
@@ -437,7 +436,8 @@ class Exchange:
         for stream, channel in side.channels.items():
             if channel.emitter is self.emitter:
                 channel.outbox.cut = self._cuts.made(task.partition)
-            channel.outbox.begin_commit(own.get(stream, ()))
+            channel.outbox.begin_commit()
+            channel.own.begin_commit([*own.get(stream, ()), *channel.outbox.unrouted])
         side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
@@ -457,7 +457,7 @@ class Exchange:
 
     def encode(self, task: Task) -> bool:
         """Encode a part of the events of the commit; return False if none are left."""
-        return any(channel.outbox.encode() for channel in self._channels(task))
+        return any(one.outbox.encode() or one.own.encode() for one in self._channels(task))
 
     def leaves(self, task: Task) -> bool:
         """Return True if events may leave when the current commit is written."""
@@ -482,6 +482,16 @@ class Exchange:
             channel.emitter.wake()  # also to tell a time
         if leaving:
             passing("outbox.released")
+
+
+def _give_back(side: Side, name: str, channel: Channel, saved: SavedRows) -> None:
+    """Give events that are in no frame back to the task, or to the outbox of a consumer."""
+    own = channel.own.restore(saved, trio.current_time())
+    if parts_of(name)[1]:
+        channel.outbox.wait_again(own)
+    elif own:
+        side.left[name] = own
+        side.own_rows = True
 
 
 def _other_job(_: int) -> bool:

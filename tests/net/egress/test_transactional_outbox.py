@@ -13,7 +13,8 @@ from s4node import Event
 from s4node.errors import SpillError, StateError
 from s4node.events.event import EventBatch
 from s4node.events.schema import EventType
-from s4node.net.egress.outbox_rows import begin_anew, channels_of, life_of
+from s4node.net.egress.outbox_rows import Rows, SavedRows, begin_anew, channels_of, life_of
+from s4node.net.egress.own_events import OwnEvents
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
@@ -74,7 +75,7 @@ def test_committed_events_arrive_once_and_in_order_whatever_happens(moves: list[
             begun, begun_own = [len(each) for each in put], own
             life.begin([Click(n) for n in own])
         elif move == "encode" and life.committing:
-            life.outbox.encode()
+            life.encode()
         elif move in ("write", "fail") and life.committing:
             life.end(written=move == "write")
             if move == "write":
@@ -156,7 +157,7 @@ def test_spilled_events_come_back_in_order_as_of_the_last_commit(moves: list[Any
             safe = list(there) if move == "commit" else safe
         else:
             life, there = Life(database), list(safe)
-        assert life.outbox.spill.events == len(there)
+        assert life.own_events.spill.events == len(there)
 
 
 def test_events_put_before_any_answer_are_saved_and_then_routed() -> None:
@@ -178,7 +179,7 @@ def test_events_put_before_any_answer_are_saved_and_then_routed() -> None:
     assert sum(lane.next_number for lane in again.outbox.lanes) == 4
     again.outbox.extend([Click(4)])
     again.commit()
-    for row in again.outbox.rows():
+    for row in (*again.outbox.all_rows(), *again.own_events.rows()):
         database.rows.pop(row, None)
     assert not database.outbox
 
@@ -224,9 +225,7 @@ def test_a_rollback_forgets_uncommitted_events() -> None:
     receiver.commit(life)  # the rows are still there
     life.outbox.extend_lane(0, [Click(n) for n in range(20, 27)])
     life.outbox.extend_lane(1, [Click(30)])
-    life.changes = Changes()
-    rows = channels_of(life.database.outbox)["digits"]
-    assert life.outbox.roll_back(life.changes, rows) == [Click(100)]
+    assert life.roll_back(channels_of(life.database.outbox)["digits"]) == [Click(100)]
     life.outbox.validate()
     life.outbox.extend_lane(0, [Click(6)])
     life.commit()
@@ -249,8 +248,7 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     database.rows.clear()
     life = Life(database, partitions=0, life="b")
     life.outbox.extend([Click(0)])
-    life.changes = Changes()
-    assert life.outbox.roll_back(life.changes, rows) == []
+    assert life.roll_back(rows) == []
     assert life.outbox.idle
     life.outbox.extend([Click(20), Click(21)])
     receiver = Receiver()
@@ -262,7 +260,7 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     assert sorted(n for taken in receiver.taken for n in taken) == [20, 21]
     again = Life(database, partitions=0, life="b")
     assert sum(lane.next_number for lane in again.outbox.lanes) == 2
-    for row in again.outbox.rows():
+    for row in (*again.outbox.all_rows(), *again.own_events.rows()):
         database.rows.pop(row, None)
     assert not database.outbox
 
@@ -378,9 +376,7 @@ def test_an_unsendable_event_is_reported_once_by_the_commit_that_would_have_it()
         assert life.outbox.take_refusals() == []  # it is known, for a frame was made
 
     put_again()
-    rows = channels_of(life.database.outbox).get("digits", ())
-    life.changes = Changes()
-    life.outbox.roll_back(life.changes, rows)
+    life.roll_back(channels_of(life.database.outbox).get("digits", ()))
     put_again()
     life.begin()
     life.outbox.extend_lane(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
@@ -404,9 +400,7 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     life.begin([Click(3, object())])
     life.end(written=False)
     assert life.outbox.take_refusals() == []  # they may come yet
-    rows = channels_of(life.database.outbox)["digits"]
-    life.changes = Changes()
-    assert life.outbox.roll_back(life.changes, rows) == [Click(2)]
+    assert life.roll_back(channels_of(life.database.outbox)["digits"]) == [Click(2)]
     (told,) = life.outbox.take_refusals()
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
@@ -424,11 +418,10 @@ def test_the_wait_of_spilled_events_counts_from_their_arrival_or_the_start() -> 
     life.spill([Click(n) for n in range(600)], offered_at=7.0)
     life.spill([Click(600)], offered_at=8.0)
     life.commit()
-    found = [life.outbox.spill.pop(), life.outbox.spill.pop()]
+    found = [life.own_events.spill.pop(), life.own_events.spill.pop()]
     assert [batch and (batch.offered_at, batch.size) for batch in found] == [(7.0, 600), (8.0, 1)]
-    rows = channels_of(database.outbox)["digits"]
-    life.outbox.roll_back(Changes(), rows, now=9.0)
-    again = life.outbox.spill.pop()
+    life.roll_back(channels_of(database.outbox)["digits"], now=9.0)
+    again = life.own_events.spill.pop()
     assert again is not None
     assert (again.offered_at, again.size) == (9.0, 600)
 
@@ -494,6 +487,7 @@ class Life:
         life: str = "",
     ) -> None:
         self.database = database
+        self.partitions = partitions
         self.changes = Changes()
         rows = channels_of(database.outbox)
         assert rows.keys() <= {"digits"}
@@ -503,26 +497,44 @@ class Life:
             self.changes,
             "digits",
             partitions=partitions,
-            home=HOME,
             types=[cls],
             max_frame_events=frame,
-            read=database.rows.get,
             life=life,
-            app="counts",
         )
-        self.own = outbox.restore(rows.get("digits", ()))
+        self.own_events = OwnEvents("counts", HOME, outbox.rows, database.rows, outbox.unsent)
+        saved = outbox.rows.restore(rows.get("digits", ()))
+        outbox.restore(saved)
+        self.own = self._give_back(saved)
         routes = Routes(outbox)
         self.route = routes.to(ADDRESS)
         routes.assign([ADDRESS] * PARTITIONS, 0)
         self.committing = False
 
+    def _give_back(self, saved: SavedRows, now: float = 0.0) -> list[Any]:
+        """The events that the task has put for itself; others wait for the partitions."""
+        events = self.own_events.restore(saved, now)
+        if self.partitions:
+            return events
+        self.outbox.wait_again(events)
+        return []
+
+    def roll_back(self, rows: Rows, now: float = 0.0) -> list[Any]:
+        self.changes = Changes()
+        saved = self.outbox.rows.roll_back(self.changes, rows)
+        self.outbox.roll_back(saved)
+        return self._give_back(saved, now)
+
+    def encode(self) -> bool:
+        return self.outbox.encode() or self.own_events.encode()
+
     def begin(self, own: Sequence[Any] = ()) -> None:
-        self.outbox.begin_commit(own)
+        self.outbox.begin_commit()
+        self.own_events.begin_commit([*own, *self.outbox.unrouted])
         self.changes.begin_commit()
         self.committing = True
 
     def end(self, *, written: bool) -> None:
-        while self.outbox.encode():
+        while self.encode():
             self.outbox.validate()
         if written:
             self.database.write(*self.changes.rows_to_write())
@@ -535,10 +547,10 @@ class Life:
     def spill(self, events: list[Any], offered_at: float = 0.0) -> None:
         batch = EventBatch("digits", HOME, events)
         batch.offered_at = offered_at
-        self.outbox.spill.append(batch)
+        self.own_events.spill.append(batch)
 
     def unspilled(self) -> list[Any]:
-        batch = self.outbox.spill.pop()
+        batch = self.own_events.spill.pop()
         assert batch is None or (batch.stream, batch.partition) == ("digits", HOME)
         return [] if batch is None else batch.events
 
