@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -42,7 +42,6 @@ from s4node.testing.processes import (
     read_to,
     run_log,
 )
-from s4node.testing.runs import waits_of
 from s4node.testing.runtime import shared_folder
 from s4node.testing.seeds import recorded
 
@@ -246,7 +245,9 @@ class ClusterTest:
         def running() -> list[Container]:
             return [each.container for each in members if each.container is not None]
 
-        self._hosts.world.pass_time(_START_SECONDS, running)  # faults may have ended all of them
+        self._hosts.world.pass_time(
+            _START_SECONDS, lambda: bool(running())
+        )  # faults may have ended all of them
         self._raise_failure()
         if not running():
             raise S4Error(f"no container of the app has run for {_START_SECONDS:g} s")
@@ -303,9 +304,8 @@ class ClusterTest:
         self._raise_failure()
         missing = self._missing()
         if missing:
-            raise S4Error(
-                f"not healthy {seconds:g} s after the last fault: {'; '.join(missing)}\n"
-                + "\n".join(self._waits())
+            raise self._hosts.world.hangs(
+                f"not healthy {seconds:g} s after the last fault: {'; '.join(missing)}"
             )
 
     # -- what a test looks at ----------------------------------------------------------------
@@ -426,12 +426,6 @@ class ClusterTest:
             for place, end in ({} if log is None else ends_of(log)).items()
             if place[0] in inputs and read.get(place, -1) < end
         ]
-
-    def _waits(self) -> Iterator[str]:
-        for process in self._hosts.processes.values():
-            if process.run is not None:
-                for line in waits_of(process.run):
-                    yield f"  {process.name}: {line}"
 
     def _raise_failure(self) -> None:
         if self._hosts.world.failures:

@@ -166,6 +166,7 @@ class Hosts:
         down = process.host.away or process in self.held or self._closed
         if process.run is None and not down:
             process.run = self.world.add(process.host.name, partial(self._live, process))
+            process.run.label = process.name
             process.run.ahead = process.host.ahead
 
     def close(self) -> None:

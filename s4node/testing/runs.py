@@ -10,6 +10,8 @@ Rules
 - A step takes no time, unless the app spends some: then what it does later in the step happens
   later, and the run does nothing further until that time has come.
 - When no run has anything to do, nothing happens before time moves or the world outside acts.
+- Of tasks that hang, those in the app's own code are told first: its handlers and sources, with the
+  event, the key and the line. Then all, each place once.
 """
 
 from __future__ import annotations
@@ -17,19 +19,23 @@ from __future__ import annotations
 import contextvars
 import heapq
 import itertools
+import linecache
 import math
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import trio
 
+from s4node.app.processing_element import ProcessingElement
+from s4node.events.event import Event
 from s4node.open_files import Closable
 
 scheduler: Any = trio._core._run
@@ -42,8 +48,15 @@ Action = Callable[[], object]
 
 _MOST_BUSY = 3000
 _MOMENT = 1e-6
-"""A run that waits for what is due but for a rounding error never rests: after so many steps, time
-moves by this, in seconds."""
+"""A run that waits for what is due but for a rounding error never rests: each time after so many
+steps, time moves by this, in seconds."""
+
+_ROUND = 100_000
+"""After so many steps without rest, a run goes round for ever."""
+
+_OTHERS = f"{Path(__file__).parents[1]}/", f"{Path(trio.__file__).parent}/"
+_SHOWN = 10
+_MOST_LETTERS = 100
 
 _MOST_STEPS, _MOST_SECONDS = 1000, 10.0
 """A killed run that does not end within so many steps is left."""
@@ -55,7 +68,7 @@ class Run:
     def __init__(
         self, name: str, clock: trio.abc.Clock, main: Callable[[Run], Awaitable[None]]
     ) -> None:
-        self.name = name
+        self.name = self.label = name
         self.due = -math.inf
         """When it goes on by itself."""
         self.ahead = 0.0
@@ -109,6 +122,10 @@ class Run:
         for file in list(self.files):
             with suppress(Exception):  # a database that is broken closes with an error
                 file.close()
+
+
+class Restless(Exception):  # noqa: N818 - the world tells where
+    """A run goes on for ever at one moment."""
 
 
 class Runs:
@@ -222,9 +239,10 @@ class Runs:
         finally:
             if run.ended and run in self.all:
                 self.all.remove(run)
-        if run.steps > _MOST_BUSY:
+        if run.steps and run.steps % _MOST_BUSY == 0:
             self.now += _MOMENT
-            run.steps = 0
+            if run.steps >= _ROUND:
+                raise Restless
 
     def _in(self, run: Run, action: Action) -> None:
         hooks, before = sys.get_asyncgen_hooks(), self.here
@@ -254,13 +272,67 @@ class _Clock(trio.abc.Clock):
         return deadline - self._runs.now
 
 
-def waits_of(run: Run) -> Iterator[str]:
-    """Where each task of a run waits: its name, and the innermost line outside of trio."""
-    for task in sorted(run.runner.tasks, key=lambda task: task._counter):
-        places = [
-            f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
-            for frame, line in task.iter_await_frames()
-            if "/trio/" not in frame.f_code.co_filename
-        ]
-        if places:
-            yield f"{task.name}: {places[-1]}"
+# -- what is told of runs that hang ---------------------------------------------------------------
+
+Place = tuple[FrameType, int]
+
+
+def told_waits(runs: Iterable[Run]) -> str:
+    """Where all tasks wait, in lines, each with a line break before it."""
+    own: dict[str, list[str]] = {}
+    every: dict[str, list[str]] = {}
+    for run in runs:
+        for task in sorted(run.runner.tasks, key=lambda task: task._counter):
+            outside = [*_frames(task)]
+            if outside:
+                name = task.name.removeprefix("s4node.").replace("<locals>.", "")
+                every.setdefault(f"{name}: {_at(outside[-1])}", []).append(run.label)
+            ours = [each for each in outside if _is_apps(each[0])]
+            if ours:
+                verb = "goes round" if task in run.runner.runq else "waits"
+                line = f"{_what(ours[0][0])} {verb} at {_at(ours[0])}: {_code(ours[0])}"
+                if ours[-1] is not ours[0]:
+                    line += f", in {_at(ours[-1])}: {_code(ours[-1])}"
+                own.setdefault(line, []).append(run.label)
+    lines = [f"  {line}{_where(labels)}" for line, labels in own.items()]
+    left_out = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    tasks = [f"  {line}{_where(labels)}" for line, labels in every.items()]
+    found = [*lines[:_SHOWN], *left_out, "all tasks:", *tasks]
+    return "".join(f"\n{line}" for line in found)
+
+
+def _frames(task: Any) -> Iterator[Place]:
+    for frame, line in task.iter_await_frames():
+        if not frame.f_code.co_filename.startswith(_OTHERS[1]):
+            yield frame, line
+
+
+def _is_apps(frame: FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith((*_OTHERS, "<"))
+
+
+def _what(frame: FrameType) -> str:
+    """A function of the app, with the event and the key that it is for."""
+    values = frame.f_locals
+    event = next((each for each in values.values() if isinstance(each, Event)), None)
+    name = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+    pe = values.get("self")
+    given = "" if event is None else f"{event!r}"[:_MOST_LETTERS]
+    return f"{name}({given})" + (f" of {pe.key!r}" if isinstance(pe, ProcessingElement) else "")
+
+
+def _at(place: Place) -> str:
+    frame, line = place
+    return f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+
+
+def _code(place: Place) -> str:
+    frame, line = place
+    return linecache.getline(frame.f_code.co_filename, line).strip()
+
+
+def _where(labels: list[str]) -> str:
+    """On which processes something waits, and how often if there is more than one."""
+    named = ", ".join(dict.fromkeys(filter(None, labels)))
+    often = f"{len(labels)} times" if len(labels) > 1 else ""
+    return f" ({', '.join(filter(None, (named, often)))})" if named or often else ""

@@ -14,7 +14,9 @@ Rules
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,7 +39,7 @@ from s4node.systems.memory import MemorySystem, _Partition
 from s4node.testing import memory_store
 from s4node.testing.memory_network import MemoryNetwork
 from s4node.testing.memory_store import MemoryStore
-from s4node.testing.runs import Run, Runs, scheduler, waits_of
+from s4node.testing.runs import Restless, Run, Runs, scheduler, told_waits
 
 T = TypeVar("T")
 
@@ -129,6 +131,8 @@ class World:
         self.runs = Runs(self._order)
         self.store = MemoryStore(lambda: self.runs.here)
         self.network = MemoryNetwork(self.runs, partial(delay, self.random))
+        self._interrupted = False
+        self._broken = False  # nothing can be ended in order
         self.first = self.add(host)
 
     @property
@@ -181,7 +185,7 @@ class World:
         if errors or self.failures:
             raise [*errors, *self.failures][0]
         if not results:
-            raise self._hangs(f"{function} has not ended within {_JOB_SECONDS:g} s")
+            raise self.hangs(f"{function} has not ended within {_JOB_SECONDS:g} s")
         return results[0]
 
     def call(self, function: Callable[..., T], *arguments: Any, run: Run | None = None) -> T:
@@ -233,7 +237,13 @@ class World:
             self.runs.step(self.first, seconds)
 
     def close(self) -> None:
-        """Cancel all that runs, and end; then also what was killed, which holds on to memory."""
+        """Cancel all that runs, and end; then also what was killed, which holds on to memory.
+
+        After Ctrl-C, or if something hangs, all is killed.
+        """
+        if self._broken:
+            for run in list(self.runs.all):
+                self.runs.kill(run)
         self.failures = []  # they would end each move of the time
         for run in list(self.runs.all):
             self.runs.resume(run)
@@ -277,16 +287,14 @@ class World:
             self._check(deadline)
 
     def _check(self, deadline: float) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
         if time.monotonic() > deadline:
-            raise self._hangs(
-                f"the app did not come to rest within {_REAL_SECONDS:g} s; does a handler or a "
-                f"source go round without waiting?"
-            )
+            raise self.hangs(f"the app did not come to rest within {_REAL_SECONDS:g} s")
 
-    def _hangs(self, what: str) -> S4Error:
-        """The error that also says where all tasks wait."""
-        waits = (f"\n  {run.name}: {line}" for run in self.runs.all for line in waits_of(run))
-        return S4Error(what + "".join(waits))
+    def hangs(self, what: str) -> S4Error:
+        """The error that also says where all tasks wait, the app's own code first."""
+        return S4Error(f"{what}{told_waits(self.runs.all)}")
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -302,6 +310,7 @@ class World:
         context.clear()
         try:
             with ExitStack() as stack:
+                stack.enter_context(self._interruptible())
                 stack.enter_context(clocks.replaced(self._steady, self._wall))
                 stack.enter_context(tokens.replaced(self._token_hex))
                 stack.enter_context(threads.replaced_by_inline(self.run_in_time, self.call_seconds))
@@ -314,12 +323,35 @@ class World:
                 else:
                     stack.enter_context(coordinations.replaced(self.coordination))
                 yield
+        except Restless:
+            self._broken = True
+            raise self.hangs(f"the app never comes to rest at {self.now:.3f} s") from None
         finally:
             _current = before
             context.clear()
             context.update(theirs)
             sys.set_asyncgen_hooks(*hooks)
             scheduler._r, scheduler._ALLOW_DETERMINISTIC_SCHEDULING = chance
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """End all with KeyboardInterrupt after Ctrl-C, also if code of the run has caught it."""
+        before = signal.getsignal(signal.SIGINT)
+        if not callable(before) or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if self._interrupted:
+                self._interrupted, self._broken = False, True
+                raise KeyboardInterrupt
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def _passing(self, point: str) -> None:
         if self.runs.here is not None:

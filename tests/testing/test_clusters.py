@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 from harness import environment
 from simulate import (
     START,
@@ -30,7 +33,7 @@ from simulate import (
 
 from s4node import App
 from s4node.errors import S4Error, SessionLost, TaskFenced
-from s4node.testing import ClusterTest, Fault, check_seeds
+from s4node.testing import AppTest, ClusterTest, Fault, check_seeds
 from s4node.testing.faults import KINDS, Kind
 
 
@@ -210,16 +213,67 @@ def test_a_run_that_fails_for_what_an_earlier_one_has_left_is_told() -> None:
         check_seeds(grows, [4, 5])
 
 
-def test_a_cluster_that_does_not_become_healthy_says_what_is_missing_and_where_tasks_wait() -> None:
+def test_a_cluster_that_does_not_become_healthy_says_what_is_missing_and_which_handler_waits() -> (
+    None
+):
     class Stuck(Count):
         async def on_event(self, click: Click) -> None:
             await trio.sleep_forever()
 
     with ClusterTest(lambda: counting(Stuck), settings=DURABLE) as test:
         test.send("clicks", Click("joe", 0))
-        with pytest.raises(S4Error, match="1 events to 'clicks' are not committed") as failure:
+        with pytest.raises(S4Error) as failure:
             test.settle()
-        assert "in on_event" in str(failure.value)
+    missing, first, heading, *tasks = str(failure.value).splitlines()
+    assert "1 events to 'clicks' are not committed" in missing
+    assert re.fullmatch(
+        r"  Stuck\.on_event\(Click\(user='joe', number=0, at=0\.0\)\) of 'joe' waits at "
+        r"test_clusters\.py:\d+ in on_event: await trio\.sleep_forever\(\) \(host\d\)",
+        first,
+    )
+    assert heading == "all tasks:"
+    assert len(set(tasks)) == len(tasks) < 40
+
+
+@pytest.mark.parametrize("kit", ["ClusterTest", "AppTest"])
+def test_a_handler_that_goes_round_without_waiting_ends_the_test_and_is_named(kit: str) -> None:
+    class Busy(Count):
+        async def on_event(self, click: Click) -> None:
+            while True:
+                await trio.lowlevel.checkpoint()
+
+    with pytest.raises(S4Error, match=r"rest at 0\.\d+ s\n  Busy\.on_event\(.* goes round at"):
+        send_one(kit, Busy)
+
+
+async def goes_round() -> None:
+    while True:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        await trio.lowlevel.checkpoint()
+
+
+async def computes() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("kit", ["ClusterTest", "AppTest"])
+@pytest.mark.parametrize("handle", [goes_round, computes])
+def test_ctrl_c_ends_a_test_whatever_a_handler_does(
+    kit: str, handle: Callable[[], Awaitable[None]]
+) -> None:
+    class Busy(Count):
+        async def on_event(self, click: Click) -> None:
+            await handle()
+
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            send_one(kit, Busy)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_task_with_due_windows_that_is_handed_over_does_not_keep_its_loop_busy() -> None:
@@ -236,6 +290,14 @@ def test_a_task_with_due_windows_that_is_handed_over_does_not_keep_its_loop_busy
 
 CLICKS = [Click(user, 0) for user in USERS]
 DURABLE = durable()
+
+
+def send_one(kit: str, pe: type[Count]) -> None:
+    """Send one event to a PE in one of the kits."""
+    cluster, app = ClusterTest(lambda: counting(pe)), AppTest(counting(pe))
+    with cluster if kit == "ClusterTest" else app as test:
+        test.send("clicks", Click("joe", 0))
+        test.advance(1)
 
 
 def trace_of(seed: int) -> str:
