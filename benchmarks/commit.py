@@ -46,6 +46,7 @@ from s4node.app.app import App
 from s4node.events.keys import crc32m
 from s4node.net.client.client import Client
 from s4node.runtime.container.container import Container
+from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.task.task import Task
 from s4node.state import epochs
 from s4node.state.browse import StateReader
@@ -309,7 +310,7 @@ class Pauses:
     """The times between two turns of a container's loop that processed events."""
 
     def __init__(self, container: Container, skip: int = 0) -> None:
-        assert container.replay is not None
+        assert isinstance(container.replay, DurableParts)
         self.all: list[Pause] = []
         self._committer = container.replay.committer
         self._commits = 0
@@ -341,7 +342,7 @@ class Pauses:
 
 def _committed(container: Container) -> tuple[int, int]:
     """Commits, and the bytes in them."""
-    assert container.replay is not None
+    assert isinstance(container.replay, DurableParts)
     committer = container.replay.committer
     return committer.commits, sum(k.state.bytes_written for k in committer._tasks.values())
 

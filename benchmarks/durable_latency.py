@@ -192,7 +192,7 @@ def hopping(task: dict[str, Any]) -> None:
             while arrived < task["count"]:  # noqa: ASYNC110 - it measures
                 await trio.sleep(0.02)
             cpu_s, seconds = usage()["cpu_s"] - before, clock() - began
-            commits = sum(each.replay.committer.commits for each in containers if each.replay)
+            commits = sum(each.replay.statistics().commits for each in containers)
         ordered = sorted(late)
         answer(
             arrived=arrived,

@@ -303,13 +303,12 @@ def replaying(task: dict[str, Any]) -> None:
             seconds = time.perf_counter() - began
             cpu_s = usage()["cpu_s"] - before
             tallies = workload.tallies(container)
-        assert container.replay is not None
         answer(
             events=task["events"] - first,
             seconds=seconds,
             counted=sum(count for _, count, _ in tallies),
             digest=workload.digest(tallies),
-            commits=container.replay.committer.commits,
+            commits=container.replay.statistics().commits,
             **{**usage(), "cpu_s": cpu_s},
         )
 

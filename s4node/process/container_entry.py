@@ -93,5 +93,5 @@ def _status(container: Container) -> NodeStatus:
         failure=died,
         failed_ms=died_ms,
     )
-    counted = [container.statistics()] if ready or container.failing else []
+    counted = [container.statistics()] if ready or container.replay.failing else []
     return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)

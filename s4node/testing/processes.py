@@ -98,8 +98,8 @@ def _no_app(stream: str, reads: bool) -> str:
 
 def is_busy(container: Container) -> bool:
     """Return True if events are on their way in a container, or from it."""
-    parts, replay = container.parts, container.replay
-    sent = () if replay is None else replay.exchange.statistics()
+    parts = container.parts
+    sent = parts.exchange.statistics()
     return not parts.loop.idle or any(each.depth for each in sent) or bool(parts.outputs.owed())
 
 
@@ -109,10 +109,9 @@ Place = tuple[str, int]
 
 def read_to(container: Container) -> dict[Place, int]:
     """The offsets at which a restart would resume; -1 for what no commit has yet."""
-    replay = container.replay
-    each = () if replay is None else replay.consumers.statistics(dict.fromkeys(container.tasks, ""))
     return {
-        (one.stream, one.partition): -1 if one.committed is None else one.committed for one in each
+        (one.stream, one.partition): -1 if one.committed is None else one.committed
+        for one in container.replay.statistics().progress
     }
 
 

@@ -21,6 +21,7 @@ from s4node.net.client.client_stream import ClientStream
 from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
+from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.task.task import Task
 from s4node.testing.world import Memory, World
 
@@ -226,7 +227,7 @@ class InputSender(Sender):
     def progress(self, partition: int) -> InputProgress:
         """The progress of the task that reads a partition."""
         replay = self._runtime.container.replay
-        assert replay is not None
+        assert isinstance(replay, DurableParts)
         ssp = SystemStreamPartition(self._system.name, self.name, partition)
         return next(each[ssp] for each in replay.consumers.progress.values() if ssp in each)
 

@@ -22,10 +22,10 @@ from s4node.config.config import Config
 from s4node.metrics.process import process_statistics
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
-from s4node.metrics.statistics import ContainerStatistics, ReplayStatistics, StageStatistics
+from s4node.metrics.statistics import ContainerStatistics, StageStatistics
 from s4node.metrics.table import Sample, samples
 from s4node.net.ingress.listener import Listener
-from s4node.runtime.container.durable_parts import DurableParts
+from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import grades_of
 
@@ -48,9 +48,9 @@ class Accounts:
         self._levels: dict[str, int]
         self._grades: dict[str, str]
         self._parts: Parts
-        self._replay: DurableParts | None
+        self._replay: FastParts
 
-    def made(self, job: str, parts: Parts, replay: DurableParts | None) -> None:
+    def made(self, job: str, parts: Parts, replay: FastParts) -> None:
         """Take the parts to ask, which have just been made."""
         self._job, self._parts, self._replay = job, parts, replay
         edges = dataflow.edges(self._app)
@@ -86,8 +86,8 @@ class Accounts:
             tasks=tuple(task.statistics() for task in parts.partitions.tasks.values()),
             stages=tuple(self._stages()),
             inputs=parts.inputs.statistics(parts.members.passed_on()),
-            replay=replay.statistics() if replay is not None else ReplayStatistics(),
-            outboxes=tuple(replay.exchange.statistics()) if replay is not None else (),
+            replay=replay.statistics(),
+            outboxes=tuple(replay.exchange.statistics()),
             sent={name: sender.sent for name, sender in senders.items()},
             dropped={name: sender.dropped for name, sender in senders.items()},
             unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},

@@ -26,7 +26,7 @@ Rules
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,6 @@ import trio
 
 from s4node import tokens
 from s4node.app.app import App
-from s4node.app.plan import graph
 from s4node.app.stream import InputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node.restart_policy import END_SECONDS
@@ -50,7 +49,8 @@ from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
 from s4node.runtime.container.accounts import Accounts
 from s4node.runtime.container.drain import Drain
-from s4node.runtime.container.durable_parts import DurableParts, check_left, check_live, kind_of
+from s4node.runtime.container.durable_parts import DurableParts, check_live, kind_of
+from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, listeners_of
 from s4node.runtime.container.wiring import Parts
@@ -127,7 +127,7 @@ class Container:
         self.listener = self.front.listener
         self.log = self.front.log
         self.accounts = Accounts(app, config, self.node, self.listener, self.log)
-        self.replay: DurableParts | None = None
+        self.replay = FastParts(app, config)
         self.model: JobModel
         self._job_before: JobGuard | None = None
         self.partitioner: Partitioner
@@ -147,7 +147,7 @@ class Container:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start; before the parts are made only what cannot be read."""
         if self._drain is None:
-            replay = ReplayStatistics(failing=dict(self.failing))
+            replay = ReplayStatistics(failing=dict(self.replay.failing))
             return ContainerStatistics(app=self._job_name, replay=replay)
         return self.accounts.statistics()
 
@@ -160,16 +160,9 @@ class Container:
         return [] if self._drain is None else self.accounts.own_metrics()
 
     @property
-    def failing(self) -> Mapping[str, str]:
-        """Why state cannot be read or written now and is tried again, by task; "" is the start."""
-        return {} if self.replay is None else self.replay.retries.failing
-
-    @property
     def died(self) -> tuple[str, int]:
         """At which event the process before this one has died, and when (Unix time, ms)."""
-        if self.replay is None or self._drain is None:
-            return "", 0
-        return self.replay.recovery.careful.died
+        return ("", 0) if self._drain is None else self.replay.died
 
     def stop(self) -> None:
         """Begin an orderly stop; ``run`` returns once it is done."""
@@ -196,24 +189,18 @@ class Container:
         with self._reaching:
             own_log = self.address if self.log else self._node_log
             self.replay = await DurableParts.prepared(app, config, own_log, self._stopping)
-            if self.replay is not None:
-                graph.check_saveable(app)
-                self._job_before = await self.replay.before(self._job_name, waits=waits)
+            self._job_before = await self.replay.before(self._job_name, waits=waits)
         if self._reaching.cancelled_caught:
             return
-        if self.replay is None:
-            if app.stores:
-                graph.refuse_stores(app)
-            await check_left(app, config, self._job_name)
-        counts = self.replay.counts if self.replay is not None else {}
-        self.model = model_of(config, kind_of(app), self._inputs(), counts, self._job_before)
+        counts, before = self.replay.counts, self._job_before
+        self.model = model_of(config, kind_of(app), self._inputs(), counts, before)
         app.partitions = len(self.model.tasks)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         await check_live(app, config)
         durable = durable_of(app, config)
         fast = [name for name in live_of(app) if name not in durable]
-        recovery.check(app, config, fast, kept=self.replay is not None)
-        self._fenced = self.replay is not None and not fast and bool(config[settings.STATE_URL])
+        recovery.check(app, config, fast, kept=self.replay.keeps)
+        self._fenced = self.replay.keeps and not fast and bool(config[settings.STATE_URL])
         self._choosers = ChooserSettings.from_config(config)
         self._choosers.check_streams([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
@@ -225,13 +212,8 @@ class Container:
 
         Only a sample is read, while the earlier version runs.
         """
-        if self.replay is None:
-            return
-        if check.savepoint:
-            await self.replay.check_savepoint(self.model, check)
-        else:
-            before = self._job_before
-            await self.replay.check_saved_state(self._job_name, self.model, before, check)
+        before = self._job_before
+        await self.replay.check_saved_state(self._job_name, self.model, before, check)
 
     @property
     def _job_name(self) -> str:
@@ -313,12 +295,10 @@ class Container:
         self.accounts.made(self._job_name, parts, self.replay)
         self._drain = parts.drain
         self._lifecycle.closes("files", parts.pipeline.close)
-        if self.replay is not None:
-            self._lifecycle.closes("state", self.replay.close)
+        self._lifecycle.closes("state", self.replay.close)
         self._closing = self._lifecycle.closes("on_close", self._close_app)
         await parts.outputs.start(nursery)
-        if self.replay is not None:
-            await self.replay.start(nursery, self.enrolment)
+        await self.replay.start(nursery, self.enrolment)
         await nursery.start(parts.members.emitter.run)
         if self.enrolment is not None:
             await self._open(nursery)
@@ -327,13 +307,11 @@ class Container:
         """Own all partitions, or those that the cluster gives."""
         ownership = self.parts.ownership
         if self.enrolment is not None:
-            state = "" if self.replay is None else self.replay.state
-            await ownership.join(self.enrolment, inner, self.parts.outputs, state=state)
+            await ownership.join(self.enrolment, inner, self.parts.outputs)
             return
         await ownership.own_all()
         await self._open(outer)
-        if self.replay is not None:
-            self.replay.exchange.assign([self.address] * self.partitioner.partitions, 0)
+        self.replay.exchange.assign([self.address] * self.partitioner.partitions, 0)
 
     async def _work(self, nursery: trio.Nursery, patience: trio.CancelScope) -> None:
         """Run the app's sources until the stop, which sets the deadline of ``patience``."""
@@ -351,18 +329,12 @@ class Container:
         parts = self.parts
         parts.ownership.stop_handing_over()
         self._stop_accepting()
-        if self.replay is not None:
-            await self.replay.consumers.stop()
-            parts.loop.give_back()
+        await self.replay.stop_reading()
         await self._leave_to_producers()
         await self._quiesce()
         parts.loop.drain()
         await parts.loop.ended.wait()
-        if self.replay is not None:
-            await parts.outputs.wait_acknowledged()
-            await self.replay.wait_written(self.tasks.values())
-            if parts.loop.stopped_itself:
-                await self.replay.end_run()
+        await self.replay.end_run()
         await parts.ownership.leave()
         await parts.outputs.wait_acknowledged()
         if self.log is not None:
@@ -381,20 +353,8 @@ class Container:
             waits_for=self.parts.drain.waits_for(),
         )
         self.parts.loop.grace = _LAST_SECONDS
-        if self.replay is not None:
-            with trio.move_on_after(_LAST_SECONDS):
-                await self._commit_ended(self.replay, list(self.tasks.values()))
-
-    async def _commit_ended(self, replay: DurableParts, tasks: Sequence[Task]) -> None:
-        """Begin nothing more, and commit each task of which no handler is running."""
-        for task in tasks:
-            task.retire()
-            task.interrupt()
-        while True:
-            await replay.wait_written(tasks)
-            if not any(task.busy for task in tasks):
-                return
-            await trio.sleep(_LOOK_SECONDS)  # its handler may end in time
+        with trio.move_on_after(_LAST_SECONDS):
+            await self.replay.commit_ended(list(self.tasks.values()))
 
     async def _close_tasks(self) -> None:
         """Close the tasks, and then the app; after a failure the lifecycle does it."""
@@ -436,11 +396,10 @@ class Container:
         )
 
     def _stop_accepting(self) -> None:
-        if self.enrolment is None and self.replay is None:
+        if self.enrolment is None and not self.replay.keeps:
             self.listener.stop_accepting()
         self.parts.members.emitter.insist()  # those that stop as well still send to each other
-        if self.replay is not None:
-            self.replay.exchange.emitter.insist()
+        self.replay.exchange.insist()
         self.front.drain()
         now = trio.current_time()
         for port in self.ports.values():  # frames that have come go to their tasks

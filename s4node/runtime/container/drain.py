@@ -19,7 +19,7 @@ import trio
 
 from s4node.errors import EventsLost
 from s4node.logger import get_logger
-from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.fast_exchange import FastExchange
 from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.task import Task
@@ -42,7 +42,7 @@ class Drain:
     _tasks: Mapping[int, Task]
     _outputs: OutputStreams
     _members: Members
-    _exchange: Exchange | None
+    _exchange: FastExchange
     _dead_letters: str
     _inner: Collection[str]
 
@@ -76,7 +76,7 @@ class Drain:
 
     def _uncommitted(self) -> Counter[tuple[str, str]]:
         found: Counter[tuple[str, str]] = Counter()
-        for each in self._exchange.statistics() if self._exchange is not None else ():
+        for each in self._exchange.statistics():
             if each.depth:
                 found[each.stream, repr(each.consumer) if each.consumer else "tasks"] += each.depth
         return found

@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,12 @@ import trio
 
 from s4node import threads
 from s4node.app.app import App
-from s4node.app.plan.graph import rule_of
+from s4node.app.plan import graph
 from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, StateUnreachable, UnknownStream
+from s4node.errors import StateUnreachable, UnknownStream
 from s4node.events.event import LIVE
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
@@ -45,17 +45,20 @@ from s4node.runtime.commit.retries import Retries
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.commit.task_commit import CommitContext
 from s4node.runtime.container import saved_sample
+from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.restore import Restore
 from s4node.runtime.container.standbys import Standbys
-from s4node.runtime.inputs.binding import durable_of, live_of, replayable
+from s4node.runtime.inputs.binding import durable_of, inner_of, live_of, replayable
 from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.job_model import AppKind, JobModel
+from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
-from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.loop.run_loop import Rest, RunLoop
 from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
@@ -72,18 +75,24 @@ from s4node.systems.registry import Systems
 
 log = get_logger("s4node.runtime")
 
+_LOOK_SECONDS = 0.005
 
-class DurableParts:
+
+class DurableParts(FastParts):
     """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
 
-    ``counts`` are the numbers of partitions of its inputs, by system and stream. ``exchange`` is
-    set before :meth:`make`. ``stopping`` is set when the container has to end.
+    ``exchange`` is set before :meth:`make`. ``stopping`` is set when the container has to end.
     """
 
+    keeps = True
+
     def __init__(self, app: App, config: Config, own_log: str, stopping: trio.Event) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
+        super().__init__(app, config)
         self.systems = Systems(config, own_log)
         self.retries = Retries(config[settings.COMMIT_TIMEOUT], stopping)
+        self.failing = self.retries.failing
+        self.durable = durable_of(app, config) | inner_of(app)
+        self.rest = Rest()
         self.cuts = Cuts(self._cut_soon)
         self.exchange: Exchange
         self.consumers: SystemConsumers
@@ -92,10 +101,6 @@ class DurableParts:
         self.recovery: Recovery
         self.restore: Restore
         self._depot: RemoteJob | None
-        self.standbys: Standbys | None = None
-        self.can_be_standby = False  # s4.state.standby is set, and possible
-        self._app = app
-        self._config = config
         self._own_log = own_log
         self._letters = DeadLetterStream(app, config, self.systems)
         self._partitions: Partitions
@@ -103,21 +108,22 @@ class DurableParts:
         self._startpoints: Startpoints
         self._savepoints: SavepointRequests
         self._presence: JobLock
+        self._loop: RunLoop
+        self._outputs: OutputStreams
         self._name = ""
-        self.state = ""  # the identity of the state here, for members
 
     @classmethod
     async def prepared(
         cls, app: App, config: Config, own_log: str, stopping: trio.Event
-    ) -> DurableParts | None:
-        """Ask the systems for the inputs of ``app``; return None if its tasks keep no state.
+    ) -> FastParts:
+        """Ask the systems for the inputs of ``app``; its parts do nothing if tasks keep no state.
 
         ``own_log`` is the address of the log of this process, or of the process that started it, if
         there is one. Raises UnknownStream for a system or stream that does not exist.
         """
         streams = replayable(app)
         if not streams and not durable_of(app, config):
-            return None
+            return FastParts(app, config)
         replay = cls(app, config, own_log, stopping)
         for stream in streams:
             replay.systems[stream.system]  # raises if there is none
@@ -127,7 +133,7 @@ class DurableParts:
                 await nursery.start(each.run)
                 nursery.start_soon(watch, each, set())
             for stream in streams:
-                rule = rule_of(stream)
+                rule = graph.rule_of(stream)
                 key = rule.name if rule is not None else ""
                 count = await replay._partitions_of(stream.system, stream.name, key)
                 replay.counts[stream.system, stream.name] = count
@@ -172,8 +178,12 @@ class DurableParts:
         """Raise StateError or CheckpointError if the app cannot read a sample of its saved state,
         does not use it, or if only some of its tasks may have been replaced.
 
-        ``before`` are the facts of the job ``name`` that runs.
+        ``before`` are the facts of the job ``name`` that runs. If ``check`` names a savepoint, its
+        state is read instead.
         """
+        if check.savepoint:
+            await self._check_savepoint(model, check)
+            return
         folder = self._folder(name)
         await threads.run_sync(check_complete, folder)  # first: the facts may be of the new tasks
         if before is not None:
@@ -188,7 +198,7 @@ class DurableParts:
         opened, fetched = await threads.run_sync(current_states, folder, names, depot)
         await saved_sample.check(self._app, opened, model.tasks, hasher, check, fetched=fetched)
 
-    async def check_savepoint(self, model: JobModel, check: StateCheck) -> None:
+    async def _check_savepoint(self, model: JobModel, check: StateCheck) -> None:
         """Raise StateError or CheckpointError if the app cannot go on from the savepoint in a
         folder."""
         folder = Path(check.savepoint)
@@ -207,6 +217,7 @@ class DurableParts:
 
         With ``waits`` it waits for a place for state that does not answer.
         """
+        graph.check_saveable(self._app)
         folder = self._folder(name)
         ask = partial(threads.run_sync, known_job, folder, depot_of(self._config, folder))
         guard, _ = await (self.retries.answer("", ask) if waits else ask())
@@ -219,12 +230,15 @@ class DurableParts:
         partitioner: Partitioner,
         partitions: Partitions,
         outputs: OutputStreams,
-        producers: Producers,
-        fast: FastInputs,
+        inputs: Ports,
+        members: Members,
         loop: RunLoop,
     ) -> None:
         """Make the parts of the job ``name``."""
         config = self._config
+        self._loop, self._outputs = loop, outputs
+        producers = Producers(inputs.durable, trio.lowlevel.current_clock().current_time)
+        fast = FastInputs(inputs.ports.values(), members, loop.nudge)
         self._name = name
         self._model = model
         self._partitions = partitions
@@ -245,6 +259,7 @@ class DurableParts:
             name=name,
             grown=model.grown,
         )
+        self.held = self.consumers.waiting
         folder = self._folder(name)
         depot = self._depot = depot_of(config, folder)
         self._presence = JobLock(folder)
@@ -400,38 +415,50 @@ class DurableParts:
             dict(self.retries.failing),
         )
 
-    async def wait_written(self, tasks: Iterable[Task]) -> None:
-        """Write the changes of all these tasks that are idle."""
-        await self.committer.wait_written(tasks)
+    @property
+    def died(self) -> tuple[str, int]:
+        """At which event the process before this one has died, and when (Unix time, ms)."""
+        return self.recovery.careful.died
+
+    async def restore_tasks(
+        self, tasks: Collection[Task], origin: str, epochs: Sequence[int]
+    ) -> None:
+        await self.restore.restore(tasks, origin, epochs)
+        for task in tasks:  # before they start: later watermarks wait for these events
+            self.exchange.return_own_events(task)
+
+    async def start_reading(self, tasks: Collection[Task]) -> None:
+        await self.restore.start_reading(tasks)
+
+    def released(self) -> None:
+        self.consumers.released()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    async def stop_reading(self) -> None:
+        """Read and begin nothing further that can be replayed."""
+        await self.consumers.stop()
+        self._loop.give_back()
 
     async def end_run(self) -> None:
-        """End the run of the job if all its tasks are done, after the last commits."""
-        live = bool(live_of(self._app))
-        await self.committer.end_run([task.name for task in self._model.tasks if live or task.ssps])
+        """Write all changes, and end the run of the job if all its tasks are done."""
+        await self._outputs.wait_acknowledged()
+        await self.committer.wait_written(self._partitions.tasks.values())
+        if self._loop.stopped_itself:
+            live = bool(live_of(self._app))
+            names = [task.name for task in self._model.tasks if live or task.ssps]
+            await self.committer.end_run(names)
 
-
-async def check_left(app: App, config: Config, name: str) -> None:
-    """Warn if an app that keeps no state has saved state under ``name`` with other settings.
-
-    A forgotten setting deletes nothing on disk, but the app begins anew. Raises StateError if that
-    state, as far as it is on this host, holds events back for an order by time.
-    """
-    try:
-        folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
-        if not (folder / "tasks").is_dir():
-            return
-    except (ConfigError, OSError):  # an app that keeps no state needs no such folder
-        return
-    await threads.run_sync(saved_sample.check_unused, folder / "tasks")
-    streams = ", ".join(f"s4.stream.{stream}.grade = durable" for stream in live_of(app))
-    again = f"set {streams} as" if streams else "declare its inputs as"
-    log.warning(
-        "the app keeps no state with these settings, but has saved state with others; it begins "
-        "without that state",
-        app=app.name,
-        folder=str(folder),
-        fix=f"{again} before, or remove the folder",
-    )
+    async def commit_ended(self, tasks: Iterable[Task]) -> None:
+        """Begin nothing more, and commit each task of which no handler is running."""
+        for task in tasks:
+            task.retire()
+            task.interrupt()
+        while True:
+            await self.committer.wait_written(tasks)
+            if not any(task.busy for task in tasks):
+                return
+            await trio.sleep(_LOOK_SECONDS)  # its handler may end in time
 
 
 def kind_of(app: App) -> AppKind:

@@ -32,6 +32,7 @@ from s4node.logger import get_logger
 from s4node.metrics.registry import Timer
 from s4node.runtime.container.announcement import Announcement, HandOvers, to_follow
 from s4node.runtime.container.durable_parts import DurableParts
+from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
 from s4node.runtime.container.partitions import Partitions
@@ -74,7 +75,7 @@ class Ownership:
         inputs: Ports,
         readers: Subscribers,
         members: Members,
-        replay: DurableParts | None,
+        replay: FastParts,
         report: Callable[[], Awaitable[None]],
     ) -> None:
         self.view = View.alone(app.partitions)
@@ -113,19 +114,14 @@ class Ownership:
         enrolment: Enrolment,
         nursery: trio.Nursery,
         outputs: OutputStreams,
-        *,
-        state: str,
     ) -> None:
-        """Join the cluster, own the partitions of its first complete view, and follow its views.
-
-        ``state`` is the identity of the tasks' state, or empty.
-        """
-        standbys = None if self._replay is None else self._replay.standbys
+        """Join the cluster, own the partitions of its first complete view, and follow its views."""
+        standbys = self._replay.standbys
         self._membership = membership = enrolment.membership(
             self._front.listener.address,
             self._app.partitions,
-            state=state,
-            follows=self._replay is not None and self._replay.can_be_standby,
+            state=self._replay.state,
+            follows=self._replay.can_be_standby,
         )
         send, views = trio.open_memory_channel[View](math.inf)
 
@@ -174,7 +170,7 @@ class Ownership:
         that is done."""
         assert self._membership is not None
         while True:
-            if self._replay is not None and not self._leaving:
+            if self._replay.keeps and not self._leaving:
                 standbys, coming = self._replay.standbys, view.coming
                 if standbys is not None:
                     self._follow_state(standbys, view)
@@ -223,7 +219,7 @@ class Ownership:
         await self._gain(view, gained)
         self.view = view
         all_owned = not view.coming and all(view.owners)  # else more may come
-        if self._replay is None or all_owned:  # without state, others keep what they have
+        if not self._replay.keeps or all_owned:  # without state, others keep what they have
             self.settled.set()
         if self._membership is None:
             return
@@ -231,19 +227,15 @@ class Ownership:
         self._inputs.tell_owners()
         self._readers.tell_owners()
         self._members.assign(view, self._tasks.keys())
-        if self._replay is not None:
-            self._replay.exchange.assign(view.owners, view.epoch, view.origin)
+        self._replay.exchange.assign(view.owners, view.epoch, view.origin)
         self._loop.nudge()
 
     async def _gain(self, view: View, partitions: list[int]) -> None:
         began = clocks.steady()
         models = [self._model.tasks[each] for each in partitions]
         gained = [self._partitions.make(one.index, one.name, one.ssps) for one in models]
-        if self._replay is not None:
-            origin = self._incarnation if self._membership is None else view.origin
-            await self._replay.restore.restore(gained, origin, view.epochs)
-            for task in gained:  # before they start: later watermarks wait for these events
-                self._replay.exchange.return_own_events(task)
+        origin = self._incarnation if self._membership is None else view.origin
+        await self._replay.restore_tasks(gained, origin, view.epochs)
         await self._lifecycle.reached(Step.READERS)
         await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
@@ -254,8 +246,7 @@ class Ownership:
         for task in gained:  # after all have started, as a frame may have events for any of them
             self._inputs.open_partition(task.partition, task.backlog.stages)
             self._loop.wake(task)
-        if self._replay is not None:
-            await self._replay.restore.start_reading(gained)
+        await self._replay.start_reading(gained)
         await self._lifecycle.reached(Step.LOOP)
         took = clocks.steady() - began
         if gained:
@@ -279,7 +270,7 @@ class Ownership:
 
     async def replace(self, old: Task) -> None:
         """Replace a failed task by a new one, restored from the last commit."""
-        assert self._replay is not None
+        assert isinstance(self._replay, DurableParts)
         began = clocks.steady()
         await self._close(old)
         new = await self._replay.restore.restore_failed(old)
@@ -297,7 +288,7 @@ class Ownership:
 
     async def _hand_over(self, partition: int) -> None:
         """Stop a task, and hand its partition and state over to another member."""
-        assert self._replay is not None
+        assert isinstance(self._replay, DurableParts)
         assert self._membership is not None
         await self._replay.restore.wait_swept(partition)
         if self._leaving:

@@ -30,7 +30,7 @@ from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
-from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.fast_exchange import FastExchange
 from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.outputs.refusals import Refusals
@@ -46,10 +46,7 @@ from s4node.stages.stage import Stage
 
 
 class Partitions:
-    """The partitions of ``app`` that this container runs; ``members`` run the others.
-
-    ``exchange`` is None if tasks keep no state.
-    """
+    """The partitions of ``app`` that this container runs; ``members`` run the others."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class Partitions:
         outputs: OutputStreams,
         readers: Subscribers,
         members: Members,
-        exchange: Exchange | None,
+        exchange: FastExchange,
         settings: TaskSettings,
         choosers: ChooserSettings,
         refusals: Refusals,
@@ -176,7 +173,6 @@ class Partitions:
 
     def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
         """Send events that a task has read to the task of their keys."""
-        assert self._exchange is not None
         self._exchange.put(task.partition, stream, partition, events)
 
     def backpressured(self, task: Task, stream: str) -> bool:
@@ -295,20 +291,14 @@ class Partitions:
         if self._readers.subscribers:
             self._readers.show(stream.name, events)
         if isinstance(stream, OutputStream):
-            sender = self._outputs.senders[stream.name]
-            if self._exchange is not None:
-                self._exchange.send(task, stream.name, events)
-                return
-            sender.extend(events)
-            if sender.holds:
-                self._pipeline.watch(stream.name, "sender", sender)
+            self._exchange.send(task, stream.name, events)
             return
         exchange = self._exchange
         shares: Sequence[tuple[int, list[Any]]] = [(task.partition, events)]
         if stream.name not in self.dispatch.local:
             shares = self.dispatch.shares(stream, events, task.partition)
         for partition, share in shares:
-            if exchange is None or partition == task.partition:
+            if not exchange.joins or partition == task.partition:
                 self.put(stream.name, partition, share, waits=bool(source))
             else:
                 exchange.put(task.partition, stream.name, partition, share)

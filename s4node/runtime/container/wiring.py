@@ -25,23 +25,23 @@ from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.ingress.served_address import check_reachable
-from s4node.runtime.commit.producers import Producers
 from s4node.runtime.container.drain import Drain
 from s4node.runtime.container.durable_parts import DurableParts
+from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Lifecycle
 from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.quiescence import Quiescence
 from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
-from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.run_loop import Rest, RunLoop
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.channels import parts_of
 from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.fast_exchange import FastExchange
 from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.outputs.refusals import Refusals
@@ -59,10 +59,10 @@ MAX_STEP_SECONDS = 0.005
 class Parts:
     """The parts of a container that runs ``app``; none of them is started.
 
-    Without an ``enrolment`` there are no other ``members``. ``exchange`` and ``quiescence`` are
-    None without a ``replay``, which saves the state of tasks under ``name``. Rollbacks run in
-    ``nursery``, and errors of peers are raised there; the container may replace it. ``report`` goes
-    to the ownership. ``stopping`` is set when tasks have asked for the container's end.
+    Without an ``enrolment`` there are no other ``members``. ``replay`` may save the state of tasks,
+    under ``name``; ``quiescence`` is None if it does not. Rollbacks run in ``nursery``, and errors
+    of peers are raised there; the container may replace it. ``report`` goes to the ownership.
+    ``stopping`` is set when tasks have asked for the container's end.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Parts:
         model: JobModel,
         partitioner: Partitioner,
         choosers: ChooserSettings,
-        replay: DurableParts | None,
+        replay: FastParts,
         nursery: trio.Nursery,
         report: Callable[[], Awaitable[None]],
         stopping: trio.Event,
@@ -90,7 +90,6 @@ class Parts:
             prototype.on_event.on_unhandled = partial(_tell_unhandled, app.name, prototype.name)
         self.nursery = nursery
         self._stopping = stopping
-        self.exchange: Exchange | None = None
         self.quiescence: Quiescence | None = None
         self._front = front
         self._listener = front.listener
@@ -107,7 +106,7 @@ class Parts:
             enrolment=enrolment,
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
-            rest=None if replay is None else Rest(),
+            rest=replay.rest,
         )
         self.readers = Subscribers(
             app,
@@ -141,8 +140,9 @@ class Parts:
             emitter=self._emitter(config),
             refusals=self.refusals,
         )
-        if replay is not None:
-            self.exchange = replay.exchange = Exchange(
+        replay.exchange = FastExchange(self.pipeline, self.outputs)
+        if replay.keeps:
+            replay.exchange = Exchange(
                 app,
                 config,
                 self.pipeline,
@@ -155,9 +155,10 @@ class Parts:
                 refusals=self.refusals,
                 cuts=replay.cuts,
             )
+        self.exchange = replay.exchange
 
         # the tasks, and the parts that bring them events
-        exchanging = replay is not None and partitioner.partitions > 1 and exchanges(app)
+        exchanging = replay.keeps and partitioner.partitions > 1 and exchanges(app)
         self.partitions = Partitions(
             app,
             self.pipeline,
@@ -167,7 +168,7 @@ class Parts:
             self.readers,
             self.members,
             self.exchange,
-            TaskSettings.from_config(config, exchanging=exchanging, keeps=replay is not None),
+            TaskSettings.from_config(config, exchanging=exchanging, keeps=replay.keeps),
             choosers,
             self.refusals,
         )
@@ -181,32 +182,20 @@ class Parts:
             incarnation=incarnation,
             headers=front.headers,
             deserializers=self.pipeline.deserializers,
-            shared=enrolment is not None or replay is not None,
-            durable=durable if replay is None else durable | inner_of(app),
+            shared=enrolment is not None or replay.keeps,
+            durable=replay.durable,
             effects=self._effects,
             exchange=self.exchange,
             full=self.pipeline.full,
-            cuts=None if replay is None else replay.cuts,
+            cuts=replay.cuts,
             on_time=self.partitions.on_time,
         )
         self.partitions.sources = self.inputs.sources_of
-        if replay is not None:
-            clock = trio.lowlevel.current_clock().current_time
-            producers = Producers(self.inputs.durable, clock)
-            fast = FastInputs(self.inputs.ports.values(), self.members, self.loop.nudge)
-            replay.make(
-                name,
-                model,
-                partitioner,
-                self.partitions,
-                self.outputs,
-                producers,
-                fast,
-                self.loop,
-            )
+        parts = self.partitions, self.outputs, self.inputs, self.members, self.loop
+        replay.make(name, model, partitioner, *parts)
 
         # the owners of partitions, and the parts of a stop
-        if replay is not None:
+        if isinstance(replay, DurableParts):
             self.quiescence = Quiescence(
                 self.loop,
                 self._tasks,
@@ -235,14 +224,14 @@ class Parts:
             self.outputs,
             self.members,
             self.exchange,
-            config[settings.DEAD_LETTERS] if replay is not None else "",
-            inner_of(app) if replay is None else (),
+            config[settings.DEAD_LETTERS] if replay.keeps else "",
+            () if replay.keeps else inner_of(app),
         )
 
     # -- the shell of the loop -------------------------------------------------------------------
 
     def commit(self, task: Task) -> bool:
-        return self._replay is not None and self._replay.committer.commit(task)
+        return self._replay.committer.commit(task)
 
     def replace(self, task: Task) -> None:
         self.nursery.start_soon(self.ownership.replace, task)
@@ -281,8 +270,8 @@ class Parts:
         dues.append(self.inputs.tick(now))
         if self._effects.batches:
             self.partitions.offer_all(self._effects.batches)
-        if self._replay is not None and self._replay.consumers.waiting:
-            self._replay.consumers.released()
+        if self._replay.held:
+            self._replay.released()
         if self.readers.subscribers:
             dues.append(self.readers.feed(now))
         if self._effects.commits or self._effects.committed:
@@ -316,29 +305,27 @@ class Parts:
         try:
             self.outputs.heard()
             self.members.heard()
-            if self._replay is not None:
-                self._replay.exchange.heard()
-                if self.loop.ending:  # the loop may wait for this acknowledgement
-                    self.loop.nudge()
+            self.exchange.heard()
+            if self.loop.ending:  # the loop may wait for this acknowledgement
+                self.loop.nudge()
         except S4Error as error:  # raised in the nursery, because the caller is not concerned
             self.nursery.start_soon(self._fail, error)
             return
         self._room()
         self.inputs.released()
-        if self._replay is not None and self._replay.consumers.waiting:
-            self._replay.consumers.released()
+        if self._replay.held:
+            self._replay.released()
         if self._effects or self.members.has_waiting:
             self.loop.nudge()  # there may be room for waiting events
 
     async def _fail(self, error: S4Error) -> None:
         """Stop with an error of a peer, or with TaskFenced if another container has our tasks."""
-        if self._replay is not None:
-            try:
-                await self._replay.committer.check_fences()
-            except TaskFenced:
-                if self.ownership.left:  # and all was committed before
-                    return
-                raise
+        try:
+            await self._replay.committer.check_fences()
+        except TaskFenced:
+            if self.ownership.left:  # and all was committed before
+                return
+            raise
         raise error
 
 

@@ -31,7 +31,7 @@ from s4node.net.wire.body import Apart, Decoded, FrameDecoder
 from s4node.stages.stage import Gauge
 
 if TYPE_CHECKING:
-    from s4node.runtime.outputs.exchange import Exchange
+    from s4node.runtime.outputs.fast_exchange import FastExchange
 
 FRAME_BYTES = 512
 """The approximate memory of a waiting frame besides its body."""
@@ -57,7 +57,7 @@ class Deserializer:
     def __init__(self, stream: Stream, gauge: Gauge, router: Router | None) -> None:
         self.gauge = gauge
         self.router = router
-        self.exchange: Exchange
+        self.exchange: FastExchange
         self.redispatched = 0
         self.uncounted = 0
         self._stream = stream

@@ -36,7 +36,7 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.runtime.inputs.port import InputPort
-from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.fast_exchange import FastExchange
 from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
@@ -77,9 +77,9 @@ class Ports:
         shared: bool,
         durable: Collection[str],
         effects: Effects,
-        exchange: Exchange | None,
+        exchange: FastExchange,
         full: Container[tuple[str, Hashable]],
-        cuts: Cuts | None,
+        cuts: Cuts,
         on_time: Callable[[ProducerLane, Mark], None],
     ) -> None:
         self.ports: dict[str, InputPort] = {}
@@ -104,12 +104,11 @@ class Ports:
                     on_demand=not config[settings.TASK_COMMIT_MS],
                     full=full,
                     timed=isinstance(stream, InputStream) and stream.time is not None,
-                    cuts=cuts or Cuts(),
+                    cuts=cuts,
                 )
             hasher = config[settings.HASHER]
             made = InputPort(stream, stages, admission, partitioner, hasher, headers)
-            if exchange is not None:
-                made.deserializer.exchange = exchange
+            made.deserializer.exchange = exchange
             return made
 
         for stream in app.streams.values():

@@ -68,6 +68,7 @@ from s4node.runtime.outputs.channels import (
     parts_of,
     sent_before,
 )
+from s4node.runtime.outputs.fast_exchange import FastExchange
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.task.task import Task
@@ -99,11 +100,13 @@ class _Spilled:
             self._exchange.spill(self._stream, self._partition).clear()
 
 
-class Exchange:
+class Exchange(FastExchange):
     """The channels between the tasks of ``app``, whose job is ``name``.
 
     ``effects`` get the tasks that have to commit; ``emitter`` leads to other tasks.
     """
+
+    joins = True
 
     def __init__(
         self,
@@ -120,11 +123,10 @@ class Exchange:
         refusals: Refusals,
         cuts: Cuts,
     ) -> None:
+        super().__init__(pipeline, outputs)
         self.emitter = emitter
         self._app = app
         self._config = config
-        self._pipeline = pipeline
-        self._outputs = outputs
         outputs.on_consumer = self.consumer
         pipeline.overflow_of = self._overflow_of
         self._name = name
@@ -282,6 +284,9 @@ class Exchange:
         """Stop sending on a channel; nothing waits for it any more."""
         channel.emitter.remove(channel.routes)
         self._pipeline.unwatch(parts_of(name)[0], (side.task.partition, name))
+
+    def insist(self) -> None:
+        self.emitter.insist()
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
         """Route the channels to the current owners of partitions."""

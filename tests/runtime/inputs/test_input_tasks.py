@@ -333,7 +333,7 @@ async def test_commits_that_cannot_be_written_are_reported_and_tried_again(
             assert (task, "locked" in reason) == ("Partition 0", True)
             holder.execute("ROLLBACK")
             await until(lambda: committer.commits > written)
-            assert not container.failing
+            assert not container.replay.failing
     said = [line["event"] for line in logs if line["event"].startswith("progress")]
     assert said == [
         "progress could not be written; retrying, and a crash now would replay more",

@@ -515,7 +515,12 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, "a")
             nursery.start_soon(run, "b")
-            await until(lambda: len(containers) == 2 and all(c.replay for c in containers.values()))
+            await until(
+                lambda: (
+                    len(containers) == 2
+                    and all(hasattr(c.replay, "consumers") for c in containers.values())
+                )
+            )
             await until(lambda: len(job.seen) == 20)
             await until(lambda: committed("a", "b") == [10, 10])
             containers["a"].abandon()
