@@ -114,7 +114,7 @@ class Cluster:
         for container in self.containers.values():
             if partition in container.tasks:
                 replay = container.parts._replay
-                assert replay is not None
+                assert replay.keeps
                 self.world.call(replay.cuts.request, partition, number)
 
     # -- a program that sends ----------------------------------------------------------------

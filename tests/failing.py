@@ -55,7 +55,7 @@ async def letters(system: MemorySystem, stream: str = "dead") -> list[GenericEve
 
 async def processed(container: Container, system: MemorySystem, partitions: int = 2) -> None:
     """Return when all that is in the clicks was processed."""
-    assert container.replay is not None
+    assert container.replay.keeps
     progress = container.replay.consumers.progress
     for partition in range(partitions):
         end = (await system.bounds(ssp(partition))).upcoming

@@ -83,7 +83,7 @@ async def test_a_task_that_was_done_before_a_kill_stays_done_and_the_job_ends(
         container = all_nodes.containers["n0"]
         finish(system, 0)
         await until(lambda: calls.ended.total() + calls.processed.total() == 1)
-        assert container.replay is not None
+        assert container.replay.keeps
         committer = container.replay.committer
         await until(lambda: not committer.changed(container.tasks[0]), "it has committed")
         all_nodes.kill("n0")

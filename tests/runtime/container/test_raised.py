@@ -94,7 +94,7 @@ async def test_a_handler_that_raises_system_exit_is_left_out_where_the_stream_sa
     system.put("clicks", 0, *map(Click, ("ann", "bob", "ann")))
     settings["s4.stream.clicks.onError"] = "skip"
     async with running(app, settings) as container:
-        assert container.replay is not None
+        assert container.replay.keeps
         progress = container.replay.consumers.progress
         here = SystemStreamPartition("memory", "clicks", 0)
         await until(lambda: here in progress.get(0, {}) and progress[0][here].safe == 3)

@@ -530,6 +530,6 @@ def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
 
 def safe(container: Container, partition: int = 0) -> int:
     """How far the task of a partition has come in it; -1 before it has begun."""
-    assert container.replay is not None
+    assert container.replay.keeps
     progress = container.replay.consumers.progress[partition].get(ssp(partition))
     return -1 if progress is None else progress.safe

@@ -311,7 +311,7 @@ async def test_a_task_begins_at_the_startpoint_whatever_its_checkpoint_says(
 
 
 def _begun(container: Container, stream: str = "clicks") -> bool:
-    assert container.replay is not None
+    assert container.replay.keeps
     progress = container.replay.consumers.progress[0]
     return SystemStreamPartition("memory", stream, 0) in progress
 

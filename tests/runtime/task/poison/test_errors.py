@@ -290,7 +290,7 @@ async def test_equal_events_on_a_stream_of_the_app_are_each_skipped(
     settings |= {"s4.stream.hops.onError": "skip", "task.commit.ms": "50"}
     clicks = fill(system, 20, lambda n: n in (3, 4), partitions=1)
     async with running(Hopping("hopping"), settings, partitions=1) as container:
-        assert container.replay is not None
+        assert container.replay.keeps
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == len(clicks))
     assert container.statistics().replay.left_out == {"hops": 4}
@@ -443,7 +443,7 @@ async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_to
         "task.commit.ms": "100",
     }
     async with running(counts_app(), settings) as container:
-        assert container.replay is not None
+        assert container.replay.keeps
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == 1)
         graveyard.go_away()
