@@ -413,7 +413,7 @@ def unspillable(app: str, stream: str, why: EventError) -> SpillError:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Return True if the exception tells code to end; also for groups that contain one.
+    """Return True if the exception asks code to end; also for groups that contain one.
 
     Any other exception of user code, even ``SystemExit``, is a failure of that code: an app's
     handler must not end a node.

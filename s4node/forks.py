@@ -4,8 +4,8 @@ Rules
 - A forked child has everything open that its parent has. It would keep the port, the connections of
   peers and the locks when its parent has died, so it closes them right after the fork.
 - The child unlocks nothing: it shares its parent's locks, and would release them for both.
-- Plain connections that this process has dialled are nng's, which tells no numbers: they are found
-  by their addresses, where there is /proc.
+- Plain connections that this process has dialled are nng's, which does not give their numbers.
+  They are found by their addresses, where there is /proc.
 - In the child the closed numbers lead to /dev/null, so what closes one of them later closes nothing
   of the app's.
 """

@@ -25,7 +25,7 @@ _note: Callable[[Closable, Path], None] = _pass
 
 
 def opened(file: Closable, path: Path) -> None:
-    """Tell what is open at a path; closing it twice does nothing."""
+    """Note what is open at a path; closing it twice does nothing."""
     _note(file, path)
 
 

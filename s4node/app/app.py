@@ -151,10 +151,10 @@ class App:
         ``order="time"`` PEs get the events of a key in the order of their times; streams that lead
         to the same PEs so have one order.
         """
-        told = self._time(name, time, lateness, idle, idle_ends=idle_ends)
+        stream_time = self._time(name, time, lateness, idle, idle_ends=idle_ends)
         if not time and lateness:
             raise no_time(name)
-        given = told if time else None
+        given = stream_time if time else None
         return self._ordered(Stream, name, pes, key, types, broadcast, given, order)
 
     def create_input_stream(
@@ -176,10 +176,10 @@ class App:
         as ``log``; the setting ``task.inputs`` overrides it. If it leads to windows and has no
         ``time``, that is when its events were sent.
         """
-        told = self._time(name, time, lateness, idle, idle_ends=idle_ends)
-        given = told if time else None
+        stream_time = self._time(name, time, lateness, idle, idle_ends=idle_ends)
+        given = stream_time if time else None
         stream = self._ordered(InputStream, name, pes, key, types, False, given, order)
-        stream.system, stream.sending = system, told
+        stream.system, stream.sending = system, stream_time
         return stream
 
     def create_output_stream(
@@ -286,12 +286,12 @@ class App:
                 join(held.out, other.out, other.out.targets)
                 self._put_in_place_of(other, held)
             return stream
-        told = time_in_order(time)
-        inner = self._add(Stream, f"{name}{BY_TIME}", pes, key, types, broadcast, told)
+        stream_time = time_in_order(time)
+        inner = self._add(Stream, f"{name}{BY_TIME}", pes, key, types, broadcast, stream_time)
         inner.in_order_of = (name,)
         held = self.create_pe(InOrder, name=f"{name}{IN_ORDER}")
         held.out = inner
-        held.set_window(tumbling(told.lateness), late=inner)
+        held.set_window(tumbling(stream_time.lateness), late=inner)
         held.set_singleton(key is None)
         return self._add(kind, name, [held], key, types or _types_of(pes), broadcast, time)
 

@@ -107,11 +107,11 @@ def timer_hook(cls: type) -> Callable[[Any, str], Any] | None:
     return hook  # type: ignore[no-any-return]
 
 
-def handlers_of(cls: type, word: str) -> dict[type, Handler]:
+def handlers_of(cls: type, prefix: str) -> dict[type, Handler]:
     """Handlers by event type; of two for one type in a class hierarchy the subclass's wins."""
     found: dict[type, Handler] = {}
     owner: dict[type, str] = {}
-    names = [n for n in dir(cls) if n == word or n.startswith(f"{word}_")]
+    names = [n for n in dir(cls) if n == prefix or n.startswith(f"{prefix}_")]
     depth = {n: next(i for i, c in enumerate(cls.__mro__) if n in c.__dict__) for n in names}
     for name in sorted(names, key=lambda n: depth[n]):
         function = inspect.getattr_static(cls, name)

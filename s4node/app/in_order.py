@@ -171,6 +171,6 @@ def end_with(inner: Stream, stream: Stream) -> None:
         stream.time = stream.time._replace(beyond=inner.time.lateness)
 
 
-def time_in_order(told: StreamTime) -> StreamTime:
+def time_in_order(time: StreamTime) -> StreamTime:
     """The time of the inner stream; its events come from this task alone."""
-    return StreamTime(told.field, span_of(told.lateness), float("inf"))
+    return StreamTime(time.field, span_of(time.lateness), float("inf"))

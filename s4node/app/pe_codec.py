@@ -30,10 +30,10 @@ from s4node.errors import GraphError, NotRestorable, NotSaveable, StateError, de
 from s4node.events.keepable import saver_of
 from s4node.events.routing import compiled
 from s4node.events.type_growth import takes
-from s4node.events.type_words import words
+from s4node.events.type_text import type_text
 
 Fields = tuple[tuple[str, str], ...]
-"""The attributes of one version of a class, each with its type in words."""
+"""The attributes of one version of a class, each with its type as text."""
 
 _DAMAGED = "it is damaged, or of another class; go back to a copy that is sound"
 
@@ -68,10 +68,11 @@ class ElementCodec:
         self._types = _types_of(cls)
         check_defaults(cls, cls._state)
         self.fields: Fields = tuple(
-            (name, _words(cls, name, kind)) for name, kind in self._types.items()
+            (name, _type_text(cls, name, kind)) for name, kind in self._types.items()
         )
         self._marked = {
-            name: words(inspect.type_info(kind), marked=True) for name, kind in self._types.items()
+            name: type_text(inspect.type_info(kind), marked=True)
+            for name, kind in self._types.items()
         }
         self._migrate: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(
             cls, "migrate", None
@@ -268,10 +269,10 @@ def check_defaults(cls: type[ProcessingElement], defaults: Mapping[str, Any]) ->
                 )
 
 
-def _words(cls: type[ProcessingElement], name: str, kind: Any) -> str:
+def _type_text(cls: type[ProcessingElement], name: str, kind: Any) -> str:
     try:
         msgspec.msgpack.Decoder(kind)
-        return words(inspect.type_info(kind))
+        return type_text(inspect.type_info(kind))
     except (TypeError, ValueError, NameError) as error:
         raise GraphError(
             f"PE class {cls.__name__}: attribute {name} is {kind!r}, which cannot be saved: "

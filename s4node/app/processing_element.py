@@ -342,7 +342,7 @@ class ProcessingElement(metaclass=ElementType):
 
         ``kind`` is ``tumbling(60)``, ``hopping(300, every=60)``, ``session(gap=1800)``,
         ``count(100)`` or ``day("Europe/Berlin")``. Windows end by the time of events, which their
-        streams tell (``time=``), or by the ``clock="wall"``. For ``grace`` seconds of event time
+        streams have (``time=``), or by the ``clock="wall"``. For ``grace`` seconds of event time
         after its end, events still count, and ``on_window`` is called again. Later ones are counted
         as late, and put on the stream ``late`` if one is given. With ``early``, ``on_window`` is
         also called every so many seconds of the clock before the end, on instances that have

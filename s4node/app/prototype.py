@@ -52,7 +52,7 @@ class Trigger:
 class WindowOptions(NamedTuple):
     """The windows of a prototype: by which clock they end, for how long after that events still
     count, the stream of late events, the seconds between results before the end, and whether the
-    senders of late events are told."""
+    late events are reported to their senders."""
 
     kind: WindowKind
     on_wall_clock: bool = False

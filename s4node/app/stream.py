@@ -64,7 +64,7 @@ class RemoteCarrier(Carrier, Protocol):
     """Takes events for other clusters."""
 
     def watermark(self, time: float) -> None:
-        """Tell consumers that events from now on are not older than ``time``."""
+        """Promise consumers that events from now on are not older than ``time``."""
         ...
 
 
@@ -173,9 +173,9 @@ class Stream:
         self._accepts = frozenset() if self._checks else frozenset(types) - self._copiers.keys()
         lines, bindings = ["def put(event):"], dict[str, Any]()
         for number, cls in enumerate(() if self._checks else self._copiers):
-            word = "elif" if number else "if"
+            keyword = "elif" if number else "if"
             lines += [
-                f"    {word} event.__class__ is t{number}:",
+                f"    {keyword} event.__class__ is t{number}:",
                 f"        if {sharing(cls, 'event')}: event = copy{number}(event)",
             ]
             bindings |= {f"t{number}": cls, f"copy{number}": self._copiers[cls]}
@@ -326,7 +326,7 @@ class OutputStream(Stream):
     def watermark(self, time: float) -> None:
         """Say in a source that nothing sent from now on is older than ``time``, in Unix seconds.
 
-        More than the lateness of the consumer's stream, that is. Without this, consumers are told
+        More than the lateness of the consumer's stream, that is. Without this, consumers get
         the latest time of the events sent; with it, a quiet adapter need not be waited for. Raises
         EventError for what is no time, or is more than an hour ahead of the clock.
         """

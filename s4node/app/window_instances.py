@@ -143,7 +143,7 @@ class WindowInstances(Instances):
         for instance in changed:
             if instance._until == NEVER and self.is_open(instance._span[1]):
                 self.touch(instance)
-                yield Due(instance, partial(_told_early, instance))
+                yield Due(instance, partial(_end_round, instance))
 
     def state_of_key(self, key: Any) -> PE:
         """The instance of a key beside its windows, marked as changing."""
@@ -167,7 +167,7 @@ class WindowInstances(Instances):
     # -- changes -----------------------------------------------------------------------------
 
     def come_late(self, event: Any, key: Any, time: float) -> None:
-        """Count a late event, pass it on, and tell its sender, as the options say."""
+        """Count a late event, pass it on, and report it to its sender, as set_window says."""
         self.late += 1
         if self._options.tell_late:
             by = self.watermark - time
@@ -303,7 +303,7 @@ class FailedWindows(Instances):
         self.drop_within(instance)
 
 
-def _told_early(instance: PE) -> None:
+def _end_round(instance: PE) -> None:
     instance._round += 1
     instance._again = False
 

@@ -92,7 +92,7 @@ class Edges(NamedTuple):
 
 
 class WindowKind(NamedTuple):
-    """One kind of windows; ``text`` says it in words, to be saved beside the state.
+    """One kind of windows; ``text`` describes it, to be saved beside the state.
 
     ``span(t)`` is the window, or the pane, of an instant, between two ``edges`` unless windows are
     days. Overlapping windows have so many ``panes``, and one ends every ``every`` panes. ``gap`` is
@@ -144,7 +144,7 @@ def tumbling(seconds: float, *, offset: float = 0) -> WindowKind:
     size = _length("tumbling", "seconds", seconds)
     shift = _shift("tumbling", offset)
     edges = _edges(_exactly(size), shift)
-    return WindowKind(_words("tumbling", size, offset=shift), edges.span, edges)
+    return WindowKind(_described("tumbling", size, offset=shift), edges.span, edges)
 
 
 def hopping(seconds: float, *, every: float, offset: float = 0) -> WindowKind:
@@ -166,13 +166,13 @@ def hopping(seconds: float, *, every: float, offset: float = 0) -> WindowKind:
             f"let seconds be a multiple of every"
         )
     edges = _edges(pane, shift)
-    words = _words("hopping", size, every=step, offset=shift)
-    return WindowKind(words, edges.span, edges, panes, int(part / pane))
+    text = _described("hopping", size, every=step, offset=shift)
+    return WindowKind(text, edges.span, edges, panes, int(part / pane))
 
 
 def session(*, gap: float) -> WindowKind:
     """A window of the events of a key that are less than ``gap`` seconds apart."""
-    return WindowKind(_words("session", gap=_length("session", "gap", gap)), gap=float(gap))
+    return WindowKind(_described("session", gap=_length("session", "gap", gap)), gap=float(gap))
 
 
 def count(events: int) -> WindowKind:
@@ -234,7 +234,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _words(kind: str, *sizes: float, **named: float) -> str:
+def _described(kind: str, *sizes: float, **named: float) -> str:
     given = [f"{size:.15g}" for size in sizes]
     given += [f"{name}={value:.15g}" for name, value in named.items() if value]
     return f"{kind}({', '.join(given)})"

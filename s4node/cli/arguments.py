@@ -53,11 +53,11 @@ def group(
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
     """Make a command a group; returns the object to which its commands are added."""
 
-    def tell() -> int:
+    def show_help() -> int:
         parser.print_help()
         return 2
 
-    parser.set_defaults(function=tell)
+    parser.set_defaults(function=show_help)
     return parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
 
 
@@ -71,7 +71,7 @@ def setting_options(
     setting: str = "one setting",
     names: tuple[str, str] = ("files", "settings"),
 ) -> None:
-    """Add options for property files and single settings, with these words in the help. The command
+    """Add options for property files and single settings, with these texts in the help. The command
     gets the resulting ``config``; with other ``names``, it gets the options as they are."""
     add = partial(parser.add_argument, action="append", default=[])
     several = f"{file}; may be repeated, later ones win"
@@ -167,9 +167,9 @@ def whole(text: str) -> int:
 
 
 def start(text: str) -> Startpoint | Literal["newest"]:
-    """A position to read from: a word, an offset, or a time."""
-    word, _, millis = text.partition(":")
-    if word == "ms" and _is_number(millis):
+    """A position to read from: a name, an offset, or a time."""
+    kind, _, millis = text.partition(":")
+    if kind == "ms" and _is_number(millis):
         return Timestamp(whole(millis))
     if _is_number(text):
         return Specific(whole(text))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from s4node.cli.arguments import cluster_option, json_option, setting_options
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.cli.savepoint import row_of
 from s4node.config import settings
 from s4node.config.config import Config
@@ -126,13 +126,13 @@ def bootstrap(
             histories = _logs(config)
         given = {"order": [each.strip() for each in order.split(",")]} if order else {}
         found = on_spark.bootstrap(
-            spark, named, histories, config=values, keep=keep, work=work, tell=_tell, **given
+            spark, named, histories, config=values, keep=keep, work=work, report=_report, **given
         )
         undo.callback(found.close)
         if found.refused:
-            _tell(f"{found.refused} events had no key and were left out, the first: {found.why}")
+            _report(f"{found.refused} events had no key and were left out, the first: {found.why}")
         for line in kept.deliver(found, keep) if kept else ():
-            _tell(line)
+            _report(line)
         manifest = write_savepoint(found, name)
     if as_json:
         print(json.dumps(row_of(manifest)))
@@ -143,8 +143,8 @@ def bootstrap(
     return 0
 
 
-def _tell(line: str) -> None:
-    tell(f"s4: {line}")
+def _report(line: str) -> None:
+    report(f"s4: {line}")
 
 
 def _named(target: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from s4node.cli.arguments import command, group, json_option, setting_options
-from s4node.cli.output import counted, tell
+from s4node.cli.output import counted, report
 from s4node.config.config import Config
 from s4node.config.properties import Problem
 from s4node.config.render import render
@@ -72,7 +72,7 @@ def check(paths: Sequence[str], lines: Sequence[str], *, as_json: bool) -> int:
             problems = [asdict(each) for each in error.problems if isinstance(each, Problem)]
             print(json.dumps(problems))
         raise
-    tell(f"{counted(len(paths), 'file')}, no mistakes")
+    report(f"{counted(len(paths), 'file')}, no mistakes")
     if as_json:
         print("[]")
     return 0

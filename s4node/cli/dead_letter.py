@@ -30,7 +30,7 @@ import trio
 from s4node.cli import skip_event
 from s4node.cli.arguments import command, group, to_option
 from s4node.cli.job import app_argument, find_job, job_options
-from s4node.cli.output import counted, give, tell
+from s4node.cli.output import counted, give, report
 from s4node.cli.running_apps import addresses_of_app
 from s4node.config import settings
 from s4node.config.config import Config
@@ -217,7 +217,7 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
             sent = f"; {again[kind]} sent again" if again[kind] else ""
             print(f"{count:6}  {what}, the first is {first}{sent}")
         if not groups:
-            tell("no dead letters")
+            report("no dead letters")
         return 0
 
     return _with_letters(target, config, [], stream, work)
@@ -287,7 +287,7 @@ def replay(
                 why, outcome = f"its event is refused again: {refusal}", "refused again"
             except (_NotReplayable, S4Error) as error:
                 why, outcome = str(error), "not sent"
-            tell(f"{one.id}: {on_one_line(why)}")
+            report(f"{one.id}: {on_one_line(why)}")
             return outcome
 
         turns: dict[tuple[str, int, str], list[DeadLetter]] = {}
@@ -296,9 +296,9 @@ def replay(
         async with trio.open_nursery() as nursery:
             for turn in turns.values():
                 nursery.start_soon(send_in_order, turn)
-        said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
-        told = f"{counted(len(dead_letters), 'letter')}: {said or 'nothing to send'}"
-        give({word: sent[word] for word in _OUTCOMES}, told, as_json=as_json)
+        said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(sent.items()) if count)
+        text = f"{counted(len(dead_letters), 'letter')}: {said or 'nothing to send'}"
+        give({outcome: sent[outcome] for outcome in _OUTCOMES}, text, as_json=as_json)
         return 1 if sent["not sent"] or sent["refused again"] else 0
 
     return _with_letters(target, config, ids, stream, work)

@@ -18,7 +18,7 @@ from s4node.cli.arguments import (
     setting_options,
     utf8,
 )
-from s4node.cli.output import give, tell
+from s4node.cli.output import give, report
 from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
 from s4node.deploy import deploy as deploying
@@ -98,23 +98,23 @@ def deploy(
     package = pack(target, name=name, version=version, settings=given)
     for each in nodes:
         if config.origin(each) == COMMAND_LINE:
-            tell(f"{each} is not deployed, because each node has its own")
+            report(f"{each} is not deployed, because each node has its own")
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
     back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint is not None else None
     agreed = StateCheck(unused=tuple(unused), same_keys=same_keys)
     done = trio.run(deploying.deploy, package, config, partitions, back, agreed)
-    return _tell_deployed(done, as_json=as_json)
+    return _report_deployed(done, as_json=as_json)
 
 
 def rollback(name: str, config: Config, *, outputs: str, accept_loss: bool, as_json: bool) -> int:
     """Go back to the former version of an app; returns the exit status."""
     agreed = {"outputs_again": bool(outputs), "accept_loss": accept_loss}
     done = trio.run(partial(deploying.roll_back, name, config, **agreed))
-    return _tell_deployed(done, as_json=as_json)
+    return _report_deployed(done, as_json=as_json)
 
 
-def _tell_deployed(done: deploying.Deployed, *, as_json: bool) -> int:
+def _report_deployed(done: deploying.Deployed, *, as_json: bool) -> int:
     places = ", ".join(f"{node} ({at})" for node, at in sorted(done.containers.items()))
     give(asdict(done), f"{done.app} {done.version} runs on {places}", as_json=as_json)
     return 0
@@ -123,5 +123,5 @@ def _tell_deployed(done: deploying.Deployed, *, as_json: bool) -> int:
 def undeploy(name: str, config: Config) -> int:
     """Stop an app on all nodes of its cluster; returns the exit status."""
     gone = trio.run(deploying.undeploy, name, config)
-    tell(f"{gone.name} {gone.version} is removed from {gone.cluster}")
+    report(f"{gone.name} {gone.version} is removed from {gone.cluster}")
     return 0

@@ -15,7 +15,7 @@ import trio
 
 from s4node.cli.arguments import cluster_option, folder_option, setting_options, timeout_option
 from s4node.cli.arguments import utf8 as text
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.more_sessions import in_sessions
 from s4node.cluster.coordination.registry import Registry
@@ -38,10 +38,10 @@ def drain(node: str, config: Config, *, timeout: float) -> int:
     """Empty a node; returns the exit status, 1 if it still has partitions."""
     left = trio.run(_drained, node, config, timeout)
     if not left:
-        tell(f"node {node} has no partitions")
+        report(f"node {node} has no partitions")
         return 0
     apps = ", ".join(f"{count} of {app}" for app, count in left.items())
-    tell(
+    report(
         f"node {node} still has partitions after {timeout:g} s: {apps}. They stay until it ends if "
         f"the app keeps no state, or if no other node runs it"
     )
@@ -72,7 +72,7 @@ async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
         return left
 
     opened = partial(registry_of, config, f"drain {node}")
-    return await in_sessions(opened, work, f"drain of {node}", tell)
+    return await in_sessions(opened, work, f"drain of {node}", report)
 
 
 async def _left(registry: Registry, cluster: str, node: str) -> dict[str, int]:

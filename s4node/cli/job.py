@@ -34,7 +34,7 @@ import trio
 from s4node import threads
 from s4node.app.app import App
 from s4node.cli.arguments import cluster_option, folder_option, json_option, setting_options
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.cli.running_apps import config_of, coordinations_of, runs_here
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.job_presence import JobPresence
@@ -66,7 +66,7 @@ from s4node.state.job import (
     safe_name,
     saved_state,
 )
-from s4node.state.remote_job import RemoteJob, depot_of
+from s4node.state.remote_job import RemoteJob, remote_job_of
 from s4node.state.task_state import TaskState
 
 R = TypeVar("R")
@@ -116,8 +116,8 @@ class Job:
     """The facts about a job.
 
     ``config`` has the settings of the app if it runs. ``guard`` and ``tasks`` are from its last
-    start. ``read`` are the inputs of its program as ``system.stream``; empty if unknown. ``depot``
-    is the place to which its state is shipped, if that is read as well. ``app`` is its program, if
+    start. ``read`` are the inputs of its program as ``system.stream``; empty if unknown.
+    ``depot`` is where its state is shipped, if that is read as well. ``app`` is its program, if
     that was loaded to find it.
     """
 
@@ -226,7 +226,7 @@ class Job:
         def work_of(known: str) -> Awaitable[R]:
             return threads.run_sync(work, known)
 
-        return trio.run(in_sessions, gates, work_of, f"command for {self.name!r}", tell)
+        return trio.run(in_sessions, gates, work_of, f"command for {self.name!r}", report)
 
     @cached_property
     def _startpoints(self) -> StartpointStore:
@@ -308,20 +308,20 @@ def of_task(task: str, why: object) -> str:
     return f"task {task!r}: {why}"
 
 
-def tell_damaged(damaged: Mapping[str, str]) -> int:
+def report_damaged(damaged: Mapping[str, str]) -> int:
     """Print why tasks were not shown; returns the exit status."""
     for task, why in damaged.items():
-        tell(f"s4: {of_task(task, why)}")
+        report(f"s4: {of_task(task, why)}")
     return 1 if damaged else 0
 
 
-def tell_older(job: Job, shipped: Iterable[str]) -> None:
+def report_older(job: Job, shipped: Iterable[str]) -> None:
     """Print that the state shipped to these URLs may be newer than what was shown."""
     if job.depot is not None:
         return
     for url in sorted({*shipped} - {""}):
         setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
-        tell(
+        report(
             f"s4: the state of {job.name} is shipped to {url}; this is the state in {job.folder}, "
             f"which may be older. -p {settings.STATE_URL.name}={setting} shows the shipped state"
         )
@@ -340,12 +340,12 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     with looking(home, FIX):
         known = {each.name for each in home.iterdir()} if is_folder(home, FIX) else set()
     places = str(home)
-    if shipped and (depot := depot_of(config, home / safe_name(target))) is not None:
-        known.update(depot.apps())
+    if shipped and (remote_job := remote_job_of(config, home / safe_name(target))) is not None:
+        known.update(remote_job.apps())
         places += f" or at {config[settings.STATE_URL]}"
     if is_name(target) and safe_name(target) in known:
         folder = home / safe_name(target)
-        return _job(target, folder, config, (), depot_of(config, folder) if shipped else None)
+        return _job(target, folder, config, (), remote_job_of(config, folder) if shipped else None)
     if runs_here(target, config):
         raise ConfigError(
             f"app {target!r} of cluster {cluster!r} runs without state, because its inputs are "
@@ -362,8 +362,8 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
     read = [f"{stream.system}.{stream.name}" for stream in replayable(app)]
     folder = folder_of(root, cluster, app.name)
-    depot = depot_of(config, folder) if shipped else None
-    return _job(app.name, folder, config, read, depot, app)
+    remote_job = remote_job_of(config, folder) if shipped else None
+    return _job(app.name, folder, config, read, remote_job, app)
 
 
 def _with_url(config: Config) -> tuple[Config, str]:
@@ -387,13 +387,13 @@ def _job(
     folder: Path,
     config: Config,
     read: Sequence[str],
-    depot: RemoteJob | None,
+    remote_job: RemoteJob | None,
     app: App | None = None,
 ) -> Job:
     with looking(folder, FIX):
         is_file(folder / FILE, FIX)  # raises if that cannot be known
-        guard, tasks = known_job(folder, depot)
-    return Job(name, folder, config, guard, tasks, read, depot, app)
+        guard, tasks = known_job(folder, remote_job)
+    return Job(name, folder, config, guard, tasks, read, remote_job, app)
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:

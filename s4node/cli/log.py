@@ -32,7 +32,7 @@ from s4node.cli.arguments import (
     whole,
 )
 from s4node.cli.log_connection import with_log
-from s4node.cli.output import counted, give, tell
+from s4node.cli.output import counted, give, report
 from s4node.cli.running_apps import Nodes
 from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
@@ -237,7 +237,7 @@ def append(stream: str, to: Nodes, type_name: str, timeout: float, *, as_json: b
     async def work(log: EmbeddedLog) -> int:
         await log.describe(stream)  # if there is no such stream, the error lists the others
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_trouble, log)
+            nursery.start_soon(_report_trouble, log)
             status = await Sending(stream, reach, type_name, timeout, as_json).run()
             nursery.cancel_scope.cancel()
         return status
@@ -245,18 +245,18 @@ def append(stream: str, to: Nodes, type_name: str, timeout: float, *, as_json: b
     return with_log(reach, timeout, work)
 
 
-async def _tell_trouble(log: EmbeddedLog) -> None:
+async def _report_trouble(log: EmbeddedLog) -> None:
     """Print why the log cannot append, and when it can again."""
-    told = ""
+    reported = ""
     while True:
         await trio.sleep(_TROUBLE_SECONDS)
         try:
             trouble = (await log.streams())["trouble"]
         except S4Error:  # the node is away: the client waits for it
             continue
-        if trouble != told:
-            tell(f"the log is waiting: {trouble}" if trouble else "the log has resumed")
-            told = trouble
+        if trouble != reported:
+            report(f"the log is waiting: {trouble}" if trouble else "the log has resumed")
+            reported = trouble
 
 
 def tail(
@@ -280,7 +280,7 @@ def tail(
             client.subscribe(stream, start=where) as events,
         ):
             if sys.stderr.isatty() or isinstance(start, Upcoming):  # earlier events are missed
-                tell(f"reading {stream} from {log.address}; Ctrl-C ends")
+                report(f"reading {stream} from {log.address}; Ctrl-C ends")
             await print_events(events, count, with_place=as_json)
         return 0
 
@@ -332,9 +332,9 @@ def describe(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
             for one in streams:
                 _show(one)
             if not streams:
-                tell(f"no streams at {log.address}; create one: s4 log create")
+                report(f"no streams at {log.address}; create one: s4 log create")
         if trouble:
-            tell(f"the log is waiting: {trouble}")
+            report(f"the log is waiting: {trouble}")
         return 0
 
     return with_log(to.to_log(), timeout, work)
@@ -406,7 +406,7 @@ def trim(
         if as_json:
             print(json.dumps({"stream": stream, "oldest": oldest}))
         for number, first in oldest.items() if not as_json else ():
-            tell(f"{stream}[{number}] begins at {first}")
+            report(f"{stream}[{number}] begins at {first}")
         return 0
 
     return with_log(to.to_log(), timeout, work)
@@ -421,7 +421,7 @@ def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
             print(json.dumps({"stream": stream, "dropped": dropped}))
         else:
             outcome = "is dropped" if dropped else "does not exist"
-            tell(f"stream {stream} {outcome} at {log.address}")
+            report(f"stream {stream} {outcome} at {log.address}")
         return 0
 
     return with_log(to.to_log(), timeout, work)

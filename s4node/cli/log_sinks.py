@@ -10,7 +10,7 @@ from typing import Any
 
 from s4node.cli.arguments import command, json_option, utf8
 from s4node.cli.log_connection import with_log
-from s4node.cli.output import give, tell
+from s4node.cli.output import give, report
 from s4node.cli.running_apps import Nodes
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -44,7 +44,7 @@ def sinks(forget: list[str], to: Nodes, timeout: float, *, as_json: bool) -> int
         for sink in sinks:
             print(json.dumps(sink) if as_json else _shown(sink))
         if not sinks and not as_json:
-            tell(f"no sink has written to {log.address}")
+            report(f"no sink has written to {log.address}")
         return 0
 
     async def remove(log: EmbeddedLog) -> int:

@@ -176,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _done(arguments: Sequence[str] | None, closed: bool) -> int:
     try:
-        words = sys.argv[1:] if arguments is None else arguments
+        given = sys.argv[1:] if arguments is None else arguments
         with interruptible():
-            parser = _parser(next((word for word in words if not word.startswith("-")), ""))
-        parsed = parser.parse_args(words)
+            parser = _parser(next((word for word in given if not word.startswith("-")), ""))
+        parsed = parser.parse_args(given)
         if parsed.command is None:
             parser.print_help()
             return 2

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from string import Template
 
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.errors import ConfigError
 from s4node.version import __version__
 
@@ -305,15 +305,15 @@ def new_app(name: str, folder: str | None) -> int:
             f"beginning with a letter, such as click-totals"
         )
     path = Path(folder or name)
-    words = re.split(r"[-_]+", name.strip("-_"))
-    cls = "".join(word.capitalize() for word in words)
+    parts = re.split(r"[-_]+", name.strip("-_"))
+    cls = "".join(word.capitalize() for word in parts)
     cls = cls if cls.endswith("App") else f"{cls}App"
     names = ", ".join(sorted(["Click", "Count", "Total", cls]))
     values = {
         "cls": cls,
         "names": names,
-        "project": "-".join(words),
-        "title": " ".join(words),
+        "project": "-".join(parts),
+        "title": " ".join(parts),
         "version": __version__,
     }
     try:
@@ -333,7 +333,7 @@ def new_app(name: str, folder: str | None) -> int:
             f"{path} cannot be created: {error.strerror or error}; free some space, fix the "
             f"permissions, or name another folder with --folder"
         ) from error
-    tell(
+    report(
         f"created {path} with {', '.join(_FILES)}\n"
         f"  test it:  cd {shlex.quote(str(path))} && pip install '.[test]' && python -m pytest\n"
         f"  run it:   s4 run {shlex.quote(str(path / 'app.py'))}"

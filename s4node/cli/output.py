@@ -14,7 +14,7 @@ import trio
 _QUIET_SECONDS = 1.0
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print a message."""
     print(text, file=sys.stderr, flush=True)
 
@@ -24,26 +24,26 @@ async def connecting(addresses: Sequence[str], timeout: float) -> AsyncIterator[
     """Print what the block waits for, unless it calls the function soon."""
     scope = trio.CancelScope()
 
-    async def tell_later() -> None:
+    async def report_later() -> None:
         with scope:
             await trio.sleep(_QUIET_SECONDS)
-            tell(f"{', '.join(addresses)} does not answer yet; waiting {timeout:g} s for it")
+            report(f"{', '.join(addresses)} does not answer yet; waiting {timeout:g} s for it")
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_later)
+        nursery.start_soon(report_later)
         yield scope.cancel
         scope.cancel()
 
 
 def give(outcome: Any, text: str, *, as_json: bool) -> None:
-    """Print the outcome of a command as JSON, or tell it in words."""
+    """Print the outcome of a command as JSON, or as a sentence."""
     if as_json:
         print(json.dumps(outcome))
     else:
-        tell(text)
+        report(text)
 
 
-def tell_progress(what: str, done: int, tasks: int) -> None:
+def report_progress(what: str, done: int, tasks: int) -> None:
     """Show on a terminal how far a command is."""
     if sys.stderr.isatty():
         print(f"\r{what}: {done} of {tasks} tasks", end="", file=sys.stderr)

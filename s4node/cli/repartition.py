@@ -15,7 +15,7 @@ import trio
 
 from s4node import clocks
 from s4node.cli.job import Job, app_argument, find_job, job_options
-from s4node.cli.output import give, tell_progress
+from s4node.cli.output import give, report_progress
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy import deployed_layout
@@ -44,7 +44,7 @@ def repartition(
     """Change the number of partitions; returns the exit status."""
     job = find_job(target, config, shipped=True)
     guard, began = job.guard_of_state(), clocks.steady()
-    progress = partial(tell_progress, "moving rows to new tasks")
+    progress = partial(report_progress, "moving rows to new tasks")
     work = Repartition(
         job.name, job.folder, job.config, guard, number, job.depot, stores_by_key, progress
     )
@@ -68,11 +68,11 @@ def repartition(
     seconds = clocks.steady() - began
     row = {"app": job.name, "partitions": number, "rows": moved, "seconds": seconds}
     then = f"start it with {settings.CLUSTER_PARTITIONS.name} = {number}"
-    told = (
+    text = (
         f"{job.name} has {number} partitions ({moved} rows in {seconds:.1f} s); "
         f"{then if deployed is None else 'it runs on all nodes'}"
     )
-    give(row, told, as_json=as_json)
+    give(row, text, as_json=as_json)
     return 0
 
 

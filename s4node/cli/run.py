@@ -21,7 +21,7 @@ from s4node.cli.arguments import (
     setting_options,
     utf8,
 )
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.config.config import Config
 from s4node.config.settings import (
     CLUSTER_NAME,
@@ -108,20 +108,20 @@ def run(
 
     def announce(done: Launched) -> None:
         if as_json:
-            told = {
+            outcome = {
                 "app": done.app,
                 "address": done.address,
                 "nodes": dict(done.containers),
                 "folder": str(done.folder),
             }
-            print(json.dumps(told), flush=True)
+            print(json.dumps(outcome), flush=True)
             return
-        _tell_running(done.app, done.address, done.inputs)
+        _report_running(done.app, done.address, done.inputs)
         for name, address in done.containers.items():
-            tell(f"  {name} at {address}")
+            report(f"  {name} at {address}")
         named = config.origin(CLUSTER_NAME) != "default"
         cluster = f" --cluster {config[CLUSTER_NAME]}" if named else ""
-        tell(f"  see it:  s4 top --folder {done.folder}{cluster}")
+        report(f"  see it:  s4 top --folder {done.folder}{cluster}")
 
     return launch(target, containers, config, announce)
 
@@ -132,8 +132,8 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
 
     if app is not None:
         if folder is not None:
-            words = (config[CLUSTER_NAME], folder, app)
-            cluster, folder, app = map(shlex.quote, words)
+            places = (config[CLUSTER_NAME], folder, app)
+            cluster, folder, app = map(shlex.quote, places)
             raise ConfigError(
                 f"--folder is for nodes of a cluster, and a node with --app is alone; run "
                 f"'s4 node {cluster} --folder {folder}' instead, and then 's4 deploy {app} "
@@ -153,7 +153,7 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
             print(json.dumps({"node": node.name, "address": node.address}), flush=True)
             return
         where = f"node {node.name} of cluster {node.cluster} runs at {node.address}"
-        tell(f"{where} (Ctrl-C stops it)")
+        report(f"{where} (Ctrl-C stops it)")
 
     return run_node(config, name, announce)
 
@@ -170,7 +170,7 @@ def _serve(target: str, config: Config, *, as_json: bool, node: str = "") -> int
         if as_json:
             print(json.dumps({"app": app.name, "address": container.address}), flush=True)
             return
-        _tell_running(app.name, container.address, container.ports)
+        _report_running(app.name, container.address, container.ports)
 
     return serve(app, config, announce, node)
 
@@ -185,8 +185,8 @@ def _check_unmonitored(config: Config) -> None:
         )
 
 
-def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:
+def _report_running(app: str, address: str, streams: Iterable[str]) -> None:
     to = "" if address == DEFAULT_ADDRESS else f" --to {address}"
     sends = [f"  send events:  s4 send {name}{to}" for name in streams]
     lines = [f"{app} runs at {address} (Ctrl-C stops it)", *sends]
-    tell("\n".join(lines))
+    report("\n".join(lines))

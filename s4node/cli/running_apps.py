@@ -23,7 +23,7 @@ from typing import NamedTuple
 import trio
 
 from s4node.cli.arguments import DEFAULT_ADDRESS
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.cluster.node.running import START_SECONDS, Running, running_processes
 from s4node.cluster.tree.coordinations import place_of
 from s4node.config import settings
@@ -39,7 +39,7 @@ def config_of(name: str, config: Config) -> Config:
     meant: dict[tuple[str, ...], Running] = {}
     for each in running_processes():
         if each.app == name:
-            own = _told(each, [key.name for key in _PLACE])
+            own = _settings_of(each, [key.name for key in _PLACE])
             if all(own[key] == config[key] for key in _PLACE if key.name in given):
                 meant[tuple(str(own[key]) for key in _STATE)] = each
     if len(meant) > 1:
@@ -49,7 +49,7 @@ def config_of(name: str, config: Config) -> Config:
             f"-p {settings.STATE_FOLDER.name}=FOLDER"
         )
     for each in meant.values():
-        _told(each)
+        _settings_of(each)
         return config.with_({key: text for key, text in each.settings.items() if key not in given})
     return config
 
@@ -60,7 +60,7 @@ _STATE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
 _PLACE = (*_STATE, settings.COORDINATION, settings.COORDINATION_FOLDER)
 
 
-def _told(process: Running, only: Collection[str] = ()) -> Config:
+def _settings_of(process: Running, only: Collection[str] = ()) -> Config:
     """The settings of a process, or only these. Raises ConfigError, which names its entry."""
     given = {key: text for key, text in process.settings.items() if not only or key in only}
     try:
@@ -76,7 +76,7 @@ def runs_here(name: str, config: Config) -> bool:
     """Return True if an app of this name runs with its state in this folder and at this URL."""
     names = [key.name for key in _STATE]
     return any(
-        each.app == name and all(_told(each, names)[key] == config[key] for key in _STATE)
+        each.app == name and all(_settings_of(each, names)[key] == config[key] for key in _STATE)
         for each in running_processes()
     )
 
@@ -91,7 +91,7 @@ def coordinations_of(name: str, config: Config) -> set[str]:
         if each.app == name
         and each.place
         and each.cluster == config[settings.CLUSTER_NAME]
-        and _told(each, [where.name])[where] == config[where]
+        and _settings_of(each, [where.name])[where] == config[where]
     }
 
 
@@ -159,13 +159,13 @@ class Nodes:
                 f"with --folder, their ZooKeeper with --coordination, or an address with --to"
             )
         if found and credentials is None:
-            credentials = Credentials.configured(_told(found[0], OPTIONS))
+            credentials = Credentials.configured(_settings_of(found[0], OPTIONS))
         return Reach(_addresses(found), credentials)
 
 
 def _in_time(look: Callable[[], list[Running]], what: str) -> list[Running]:
     """The result of ``look`` within some seconds."""
-    tell(f"none of your processes {what} yet; waiting {START_SECONDS:g} s for one that starts")
+    report(f"none of your processes {what} yet; waiting {START_SECONDS:g} s for one that starts")
     for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
         time.sleep(_LOOK_SECONDS)
         if found := look():
@@ -194,7 +194,7 @@ def credentials_of(processes: Iterable[Running]) -> Credentials | None:
     """The credentials of the first of the processes that has some."""
     for process in processes:
         with suppress(ConfigError):  # the answer is that a certificate is needed
-            if found := Credentials.configured(_told(process, OPTIONS)):
+            if found := Credentials.configured(_settings_of(process, OPTIONS)):
                 return found
     return None
 

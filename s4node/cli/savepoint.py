@@ -18,7 +18,7 @@ import trio
 
 from s4node.cli.arguments import command, group, seconds, whole
 from s4node.cli.job import Job, app_argument, find_job, job_options
-from s4node.cli.output import give, moment, tell, tell_progress
+from s4node.cli.output import give, moment, report, report_progress
 from s4node.config.config import Config
 from s4node.deploy.savepoint import TIMEOUT, SavepointOf
 from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, check_readable
@@ -26,7 +26,7 @@ from s4node.errors import ConfigError
 from s4node.offsets.job_lock import stopped
 from s4node.runtime.event_time.state_use import owner_of, unused_in
 from s4node.savepoints import archive
-from s4node.savepoints.folders import told
+from s4node.savepoints.folders import translate_errors
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import SavepointPlace, opened_task
 
@@ -104,7 +104,7 @@ def take(target: str, config: Config, *, name: str, timeout: float, as_json: boo
     job = find_job(target, config, shipped=True)
     guard = job.guard_of_state()
     name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-    progress = partial(tell_progress, "taking a savepoint")
+    progress = partial(report_progress, "taking a savepoint")
     of = SavepointOf(job.name, job.folder, job.config, guard, job.tasks, job.depot, progress)
     if job.running:
         manifest = trio.run(of.take, name, "", timeout)
@@ -123,10 +123,10 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     manifest = place.manifest_of(name)
     manifest.check_app(job.name)
     check_layout(job.name, job.folder, job.depot, manifest)
-    with told(job.folder), stopped(job.folder), place.opened(manifest) as saved:
+    with translate_errors(job.folder), stopped(job.folder), place.opened(manifest) as saved:
         trio.run(check_readable, job.app, config, manifest, saved)
         replace_state(job, manifest, saved, again=bool(outputs), accept_loss=accept_loss)
-    tell(f"{job.name} goes on from the savepoint {name}")
+    report(f"{job.name} goes on from the savepoint {name}")
 
 
 def replace_state(
@@ -138,9 +138,9 @@ def replace_state(
 
     def work(_: str) -> None:
         since = restore.since()
-        restore.check_agreed(since, outputs_again=again, accept_loss=accept_loss, tell=tell)
-        progress = partial(tell_progress, "restoring")
-        restore.restore(outputs_again=again, accept_loss=accept_loss, tell=progress)
+        restore.check_agreed(since, outputs_again=again, accept_loss=accept_loss, report=report)
+        progress = partial(report_progress, "restoring")
+        restore.restore(outputs_again=again, accept_loss=accept_loss, on_progress=progress)
 
     job.while_stopped(work)
 
@@ -154,12 +154,12 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
         print(json.dumps([_row(each, place) for each in found]))
     else:
         if not found and not damaged:
-            tell(f"{job.name} has no savepoints; s4 savepoint take {job.name} takes one")
+            report(f"{job.name} has no savepoints; s4 savepoint take {job.name} takes one")
         for each in found:
             why = f", {each.why}" if each.why else ""
             print(f"{each.name}: {moment(each.created_ms)}, {_size_of(each, place)}{why}")
     for reason in damaged.values():
-        tell(f"s4: {reason}")
+        report(f"s4: {reason}")
     return 1 if damaged else 0
 
 
@@ -185,9 +185,9 @@ def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     for task, saved in manifest.tasks.items():
         size = sum(file.size for file in saved.files.values())
         print(f"  {task}: commit {saved.commit}, {size / 1e6:.1f} MB")
-    for word, names in named.items():
+    for title, names in named.items():
         if names:
-            print(f"  {word}: {', '.join(names)}")
+            print(f"  {title}: {', '.join(names)}")
     if waiting := manifest.startpoints.count:
         print(f"  {waiting} startpoints wait for the next start")
     return 0

@@ -31,7 +31,7 @@ from s4node.cli.arguments import (
     to_option,
     utf8,
 )
-from s4node.cli.output import connecting, counted, tell
+from s4node.cli.output import connecting, counted, report
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
@@ -100,7 +100,7 @@ class Sending:
             finally:
                 if self._stream is not None:
                     self._report(self._stream.take_refusals())
-                    self._tell_outcome(self._stream)
+                    self._report_outcome(self._stream)
         if scope.cancelled_caught:
             return 130
         return 1 if self._bad or self._refused else 0
@@ -115,7 +115,7 @@ class Sending:
             stream.read_as(self._type)
             self._stream = stream
             if sys.stdin.isatty():
-                tell(
+                report(
                     f"sending to {self._name} at {', '.join(self._addresses)}; write one JSON "
                     f"object per line, Ctrl-D ends"
                 )
@@ -130,12 +130,14 @@ class Sending:
         with trio.move_on_after(_PATIENCE_SECONDS):
             return await stream.flush()
         waiting = counted(stream.counts["pending"], "event")
-        tell(f"{self._name}: {waiting} without a verdict yet; s4 status and the node's log say why")
+        report(
+            f"{self._name}: {waiting} without a verdict yet; s4 status and the node's log say why"
+        )
         return await stream.flush()
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
-        told = trio.current_time()
+        reported_at = trio.current_time()
         while True:
             chunk = await trio.to_thread.run_sync(_read, abandon_on_cancel=True)
             lines, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -148,9 +150,9 @@ class Sending:
             if not chunk:
                 return
             self._report(stream.take_refusals())
-            if sys.stderr.isatty() and trio.current_time() > told + _PROGRESS_SECONDS:
-                told = trio.current_time()
-                tell(f"{self._name}: {stream.counts['admitted']:,} events so far")
+            if sys.stderr.isatty() and trio.current_time() > reported_at + _PROGRESS_SECONDS:
+                reported_at = trio.current_time()
+                report(f"{self._name}: {stream.counts['admitted']:,} events so far")
 
     def _objects(self, text: bytes) -> list[JsonText]:
         """The lines of a text that are JSON objects; others are reported, except empty ones."""
@@ -172,25 +174,25 @@ class Sending:
         except UNREADABLE as error:
             self._bad += 1
             if self._bad <= _SHOWN:
-                tell(f"line {self._line} is not a JSON object: {error}")
+                report(f"line {self._line} is not a JSON object: {error}")
             return None
         return text
 
     def _report(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
             if len(self._refused) < _SHOWN:
-                word = "shed" if refusal.shed else "refused"
+                outcome = "shed" if refusal.shed else "refused"
                 many = f" ({refusal.count:,} events)" if refusal.count > 1 else ""
-                tell(f"{word}: {on_one_line(refusal.reason)}{many}")
+                report(f"{outcome}: {on_one_line(refusal.reason)}{many}")
                 self._refused.append(refusal)
 
-    def _tell_outcome(self, stream: ClientStream) -> None:
+    def _report_outcome(self, stream: ClientStream) -> None:
         counts = {**stream.counts, "bad lines": self._bad}
         if self._as_json:
             print(json.dumps({"stream": self._name, **counts}))
         else:
-            said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-            tell(f"{self._name}: {said or 'nothing sent'}")
+            said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+            report(f"{self._name}: {said or 'nothing sent'}")
 
 
 def _read() -> bytes:

@@ -47,6 +47,6 @@ def skip(target: str, place: str, config: Config, *, as_json: bool) -> int:
             )
         task, event = found[place]
         death_files.skip(task, event)
-    told = f"the next start of {job.name} skips event {event.number} of {event.origin}"
-    give(msgspec.to_builtins(event), told, as_json=as_json)
+    text = f"the next start of {job.name} skips event {event.number} of {event.origin}"
+    give(msgspec.to_builtins(event), text, as_json=as_json)
     return 0

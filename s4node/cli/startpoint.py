@@ -19,7 +19,7 @@ import msgspec
 from s4node import tokens
 from s4node.cli.arguments import command, group, millis, whole
 from s4node.cli.job import app_argument, find_job, job_options, task_option, where_of
-from s4node.cli.output import counted, give, moment, tell
+from s4node.cli.output import counted, give, moment, report
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StartpointError
@@ -127,18 +127,18 @@ def set_(
         print(json.dumps([_row("requested", request.task, request) for request in written]))
         return 0
     for request in written:
-        tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
+        report(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
     for request in written:
         if job.inputs.get(f"{request.system}.{request.stream}") is None:
             since = "has not run" if job.guard is None else "has not run with this input"
-            tell(f"{job.name} {since}, so {_ssp(request)} may not exist; its start reports that")
+            report(f"{job.name} {since}, so {_ssp(request)} may not exist; its start reports that")
     if running:
-        tell(
+        report(
             f"{job.name} is running and is not moved: this takes effect at its next start, if "
             f"that is within {_HOURS} hours"
         )
     else:
-        tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
+        report(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
     return 0
 
 
@@ -183,7 +183,7 @@ def show(target: str, config: Config, *, as_json: bool) -> int:
         print(json.dumps(rows))
         return 0
     if not rows:
-        tell(f"no startpoints are set for {job.name}")
+        report(f"no startpoints are set for {job.name}")
     for row in rows:
         ssp = SystemStreamPartition(row["system"], row["stream"], row["partition"])
         print(
@@ -219,8 +219,8 @@ def delete(
             f"no startpoint is set for {where or job.name}{f' and task {task!r}' if task else ''}; "
             f"s4 startpoint show {target} lists the existing ones"
         )
-    told = f"{counted(count, 'startpoint')} of {job.name} deleted"
-    give({"deleted": count}, told, as_json=as_json)
+    text = f"{counted(count, 'startpoint')} of {job.name} deleted"
+    give({"deleted": count}, text, as_json=as_json)
     return 0
 
 

@@ -27,17 +27,17 @@ from s4node.cli.job import (
     app_argument,
     find_job,
     job_options,
+    report_damaged,
+    report_older,
     task_option,
-    tell_damaged,
-    tell_older,
 )
-from s4node.cli.output import moment, tell
+from s4node.cli.output import moment, report
 from s4node.cli.savepoint import replace_state
 from s4node.config.config import Config
 from s4node.errors import CheckpointError, StateError, StoreCorrupt, on_one_line
 from s4node.offsets.job_lock import stopped
 from s4node.offsets.system import SystemStreamPartition
-from s4node.savepoints.folders import told
+from s4node.savepoints.folders import translate_errors
 from s4node.savepoints.writer import empty
 from s4node.state import epochs
 from s4node.state.browse import StateReader
@@ -120,13 +120,13 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
     """Print rows of stores and PEs; returns the exit status."""
     job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
-    with _older_told(job) as shipped:
+    with _reporting_older(job) as shipped:
         for number, row in enumerate(_rows(job, table, task, damaged, shipped)):
             if number == limit:
-                tell(f"there are more rows than the limit of {limit}; --limit N shows more")
+                report(f"there are more rows than the limit of {limit}; --limit N shows more")
                 break
             _show(row, as_json=as_json)
-    return tell_damaged(damaged)
+    return report_damaged(damaged)
 
 
 def get(target: str, key: str, config: Config, *, table: str, task: str, as_json: bool) -> int:
@@ -134,12 +134,12 @@ def get(target: str, key: str, config: Config, *, table: str, task: str, as_json
     job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
     meant = _as_json(key)
-    with _older_told(job) as shipped:
+    with _reporting_older(job) as shipped:
         rows = _rows(job, table, task, damaged, shipped)
         found = [row for row in rows if row.is_of(key, meant)]
         for row in found:
             _show(row, as_json=as_json)
-    status = tell_damaged(damaged)
+    status = report_damaged(damaged)
     if not found:
         where = " in the other tasks" if damaged else ""
         raise StateError(
@@ -149,13 +149,13 @@ def get(target: str, key: str, config: Config, *, table: str, task: str, as_json
 
 
 @contextmanager
-def _older_told(job: Job) -> Iterator[set[str]]:
+def _reporting_older(job: Job) -> Iterator[set[str]]:
     """Collect URLs; at the end, say that there may be newer state at them."""
     shipped: set[str] = set()
     try:
         yield shipped
     finally:
-        tell_older(job, shipped)
+        report_older(job, shipped)
 
 
 def _rows(
@@ -238,8 +238,8 @@ def tasks(target: str, config: Config, *, task: str, as_json: bool) -> int:
             for each in row["checkpoints"]:
                 kept = moment(each["kept_ms"])
                 print(f"  checkpoint {each['name']}: commit {each['commit']}, {kept}")
-    tell_older(job, [one.shipped for one in shown.values()])
-    return tell_damaged(damaged)
+    report_older(job, [one.shipped for one in shown.values()])
+    return report_damaged(damaged)
 
 
 def _progress_row(job: Job, task: str, progress: Progress) -> dict[str, Any]:
@@ -265,12 +265,12 @@ def reset(target: str, config: Config, *, outputs: str, accept_loss: bool) -> in
     job = find_job(target, config, shipped=True)
     manifest = empty(job.name, job.guard_of_state(), job.tasks, int(clocks.wall() * 1000))
     with (
-        told(job.folder),
+        translate_errors(job.folder),
         stopped(job.folder),
         tempfile.TemporaryDirectory(prefix="s4-reset-") as nothing,
     ):
         for task in job.tasks:
             named_folder(Path(nothing), task).mkdir()
         replace_state(job, manifest, Path(nothing), again=bool(outputs), accept_loss=accept_loss)
-    tell(f"{job.name} starts from empty state")
+    report(f"{job.name} starts from empty state")
     return 0

@@ -20,7 +20,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import cluster_option, folder_option, json_option, setting_options
-from s4node.cli.output import tell
+from s4node.cli.output import report
 from s4node.cli.render import dashboard
 from s4node.cli.running_apps import credentials_of, listed
 from s4node.cluster.node.running import Running, running_processes
@@ -70,7 +70,7 @@ def status(config: Config, *, as_json: bool) -> int:
         print(msgspec.json.encode(seen.shown).decode())
     elif seen.lives:
         _show(seen.shown)
-    return _told(seen)
+    return _exit_status(seen)
 
 
 def top(config: Config, *, seconds: float, count: int | None) -> int:
@@ -81,7 +81,7 @@ def top(config: Config, *, seconds: float, count: int | None) -> int:
 async def _top(config: Config, seconds: float, count: int | None) -> int:
     seen = await look(config, "top")
     if not seen.lives:
-        return _told(seen)
+        return _exit_status(seen)
     displays = _displays(config, seen.shown, seconds, count)
     if sys.stdout.isatty():
         from s4node.cli.render import terminal
@@ -120,11 +120,11 @@ def _show(shown: Sequence[Snapshot]) -> None:
         print(dashboard.text_of(shown, live=False))
 
 
-def _told(seen: Seen) -> int:
+def _exit_status(seen: Seen) -> int:
     """The exit status, after a message if nothing is running."""
     if seen.lives:
         return 0
-    tell(seen.nothing)
+    report(seen.nothing)
     return 1
 
 

@@ -21,7 +21,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import cluster_option, folder_option, timeout_option, to_option, utf8
-from s4node.cli.output import connecting, counted, tell
+from s4node.cli.output import connecting, counted, report
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
@@ -54,7 +54,7 @@ async def _tail(stream: str, reach: Reach, count: int, timeout: float) -> int:
         client.subscribe(stream) as events,
     ):
         connected()
-        tell(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends")
+        report(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends")
         events.on_news = _Gaps(events).look
         await print_events(events, count)
     return 0
@@ -81,18 +81,18 @@ class _Gaps:
         missed = self._events.missed - self._missed
         if missed > 0:
             self._missed += missed
-            tell(
+            report(
                 f"{stream}: {counted(missed, 'event')} missed: reading is too "
                 f"slow, or the app's node could not send them (see its log)"
             )
         if lost > self._lost:
             self._lost, self._away = lost, True
-            tell(f"{stream}: connection lost; events are missed until it is back")
+            report(f"{stream}: connection lost; events are missed until it is back")
         if opened > self._opened:
             self._opened = opened
             if self._away:
                 self._away = False
-                tell(f"{stream}: connected again; reading from now on")
+                report(f"{stream}: connected again; reading from now on")
 
 
 async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:

@@ -98,9 +98,9 @@ class StageKey(ConfigKey[T]):
         return [key for of_stage in self.of.values() for key in of_stage]
 
     def _of(self, stage: str, text: str) -> OfStage[T]:
-        word = self.name.rpartition(".")[2]
-        name, one = f"s4.{stage}.{word}", f"s4.{stage}.<stream>.{word}"
-        example = f"s4.{stage}.clicks.{word}"
+        last = self.name.rpartition(".")[2]
+        name, one = f"s4.{stage}.{last}", f"s4.{stage}.<stream>.{last}"
+        example = f"s4.{stage}.clicks.{last}"
         return OfStage(
             Setting(self.section, name, text, self.kind, self.doc),
             Pattern(self.section, one, text, self.kind, self.doc, example),

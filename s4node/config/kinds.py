@@ -32,9 +32,9 @@ _FOLDER_BYTES = 3072
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """A kind of value: ``word`` describes it for people, ``parse`` checks and converts a text."""
+    """A kind of value: ``noun`` describes it for people, ``parse`` checks and converts a text."""
 
-    word: str
+    noun: str
     parse: Callable[[str], T]
 
 
@@ -135,42 +135,42 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def own(*words: str, example: str = "package.module:Class") -> Kind[str]:
-    """One of these words, or the import path of the app author's own class."""
+def own(*names: str, example: str = "package.module:Class") -> Kind[str]:
+    """One of these names, or the import path of the app author's own class."""
 
     def parse(text: str) -> str:
         module, _, name = text.partition(":")
-        if text not in words and not all(p.isidentifier() for p in (*module.split("."), name)):
-            if not words:
+        if text not in names and not all(p.isidentifier() for p in (*module.split("."), name)):
+            if not names:
                 raise ValueError(f"is not {example}")
-            raise ValueError(f"is neither {', '.join(words)} nor {example}")
+            raise ValueError(f"is neither {', '.join(names)} nor {example}")
         return text
 
-    return Kind(f"one of {', '.join(words)}, or {example}" if words else example, parse)
+    return Kind(f"one of {', '.join(names)}, or {example}" if names else example, parse)
 
 
 def each(kind: Kind[T]) -> Kind[tuple[T, ...]]:
     """A comma-separated list of values of a kind, each once; may be empty."""
 
     def parse(text: str) -> tuple[T, ...]:
-        words = [word.strip() for word in text.split(",")] if text else []
+        names = [name.strip() for name in text.split(",")] if text else []
         values: list[T] = []
-        for word in words:
+        for name in names:
             try:
-                value = kind.parse(word)
+                value = kind.parse(name)
             except ValueError as error:
-                raise ValueError(f"has {word!r} in it, which {error}") from None
+                raise ValueError(f"has {name!r} in it, which {error}") from None
             if value in values:
-                raise ValueError(f"names {word!r} twice")
+                raise ValueError(f"names {name!r} twice")
             values.append(value)
         return tuple(values)
 
-    return Kind(f"comma-separated list, each {kind.word}", parse)
+    return Kind(f"comma-separated list, each {kind.noun}", parse)
 
 
 def optional(kind: Kind[str]) -> Kind[str]:
     """A value of a kind, or empty."""
-    return Kind(f"{kind.word}, or empty", lambda text: kind.parse(text) if text else "")
+    return Kind(f"{kind.noun}, or empty", lambda text: kind.parse(text) if text else "")
 
 
 class PartitionRange(NamedTuple):

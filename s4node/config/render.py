@@ -33,7 +33,7 @@ def render() -> str:
 
 
 def _rendered(key: ConfigKey[Any]) -> str:
-    comments = textwrap.wrap(key.doc, 76) + textwrap.wrap(f"Value: {key.kind.word}.", 76)
+    comments = textwrap.wrap(key.doc, 76) + textwrap.wrap(f"Value: {key.kind.noun}.", 76)
     if isinstance(key, Pattern):
         comments += [f"Key: {key.name}; for example", f"{key.example} = {key.text}"]
         return "".join(f"# {comment}\n" for comment in comments)

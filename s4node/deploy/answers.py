@@ -46,7 +46,7 @@ _PATIENCE_SECONDS = 3.0
 """The time after which nodes that have not answered are named."""
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print one line of progress."""
     print(text, file=sys.stderr, flush=True)
 
@@ -101,17 +101,17 @@ async def from_all(
             failures.append(error)
             scope.cancel()
 
-    async def tell_late() -> None:
+    async def report_late() -> None:
         await trio.sleep(_PATIENCE_SECONDS)
         late = [node for node in request.nodes if node not in answers]
-        tell(
+        report(
             f"waiting for {named(late)}, at most {seconds:g} s, to {todo}; "
             f"{'their logs say' if len(late) > 1 else 'its log says'} more"
         )
 
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as outer:
-            outer.start_soon(tell_late)
+            outer.start_soon(report_late)
             async with trio.open_nursery() as nursery:
                 for node in request.nodes:
                     nursery.start_soon(ask, node, nursery.cancel_scope)
@@ -160,7 +160,7 @@ async def wait_folder(config: Config) -> None:
 
 async def in_time(look: Callable[[], Awaitable[R]], why: str) -> R:
     """The result of ``look``, or its last answer: a node that is being started has some seconds."""
-    tell(f"{why}; waiting {START_SECONDS:g} s for one that starts")
+    report(f"{why}; waiting {START_SECONDS:g} s for one that starts")
     for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
         await trio.sleep(_LOOK_SECONDS)
         if found := await look():
@@ -183,7 +183,7 @@ async def changing(
         async with registry_of(config, who) as registry, _deploying(registry, cluster, what):
             yield registry
 
-    return await in_sessions(locked, work, what, tell)
+    return await in_sessions(locked, work, what, report)
 
 
 @asynccontextmanager

@@ -112,9 +112,9 @@ def _snapshot(
         for name, answer in answers.items()
         if isinstance(answer, NodeStatus)
     }
-    told = [each for reports in answered.values() for each in reports]
+    statistics = [each for reports in answered.values() for each in reports]
     standbys = [row for name, reports in answered.items() for row in standbys_of(name, reports)]
-    rows = rows_of(told)
+    rows = rows_of(statistics)
     return Snapshot(
         cluster,
         folder,
@@ -123,14 +123,14 @@ def _snapshot(
         apps,
         rows,
         bottleneck_of(rows),
-        outboxes_of(told),
-        restoring_of(told),
-        watermarks_of(told),
-        windows_of(told),
+        outboxes_of(statistics),
+        restoring_of(statistics),
+        watermarks_of(statistics),
+        windows_of(statistics),
         streams,
         sorted(standbys),
-        failing_of(told),
-        inputs_of(told),
+        failing_of(statistics),
+        inputs_of(statistics),
         cycles,
     )
 
@@ -143,8 +143,8 @@ async def _answer(node: NodeInfo, ask: Ask, answers: dict[str, NodeStatus | str]
 
 
 def _node(node: NodeInfo, answer: NodeStatus | str) -> NodeRow:
-    told = (answer, []) if isinstance(answer, str) else ("", answer.containers)
-    problem, containers = told
+    result = (answer, []) if isinstance(answer, str) else ("", answer.containers)
+    problem, containers = result
     return NodeRow(node.name, node.address, node.pid, node.host, containers, problem)
 
 

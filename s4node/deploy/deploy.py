@@ -48,8 +48,8 @@ from s4node.deploy.answers import (
     living_nodes,
     named,
     no_node_in,
+    report,
     settings_of,
-    tell,
 )
 from s4node.deploy.state_change import GoBack, StateChange, former_of
 from s4node.errors import (
@@ -146,11 +146,11 @@ async def roll_back(
         former_settings = decode(former_package).manifest.settings
         start = config[settings.CONTAINER_START_TIMEOUT]
         here = await settings_of(registry, cluster, nodes, former_settings, start)
-        change = StateChange(AppId(cluster, app), here, None, "", None, tell)
+        change = StateChange(AppId(cluster, app), here, None, "", None, report)
         former = await threads.run_sync(former_of, change.place, app, found.version)
         assert former.upgrade is not None
         data = await threads.run_sync(packages.get, former.upgrade.package)
-        tell(f"{app} goes back to {former.upgrade.before}, and to the savepoint {former.name}")
+        report(f"{app} goes back to {former.upgrade.before}, and to the savepoint {former.name}")
         back = GoBack(former.name, outputs_again, accept_loss)
         begun.append(_Deployment(config, decode(data), data, back))
         return await begun[0].run(registry, None)
@@ -204,7 +204,7 @@ class _Deployment:
                     f"{app} {manifest.version} is already deployed to {cluster}, but none of its "
                     f"containers runs; s4 status says why"
                 )
-            tell(f"{app} {manifest.version} is already deployed to {cluster}")
+            report(f"{app} {manifest.version} is already deployed to {cluster}")
             return Deployed(app, cluster, manifest.version, partitions, manifest.version, at)
         packages, digest = await packages_of(registry, self._config), digest_of(self._data)
         known = await threads.run_sync(packages.has, digest)
@@ -265,13 +265,13 @@ class _Deployment:
         """Prepare the new version on all nodes, then replace the old one."""
         cluster, app = self._id
         manifest = self._manifest
-        tell(f"{app} {manifest.version} ({len(self._data)} bytes) to {named(nodes)}")
+        report(f"{app} {manifest.version} ({len(self._data)} bytes) to {named(nodes)}")
         config = self._config
         start = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
         drain = config[settings.TASK_SHUTDOWN_MS] + END_SECONDS
         app_config = await settings_of(self._registry, cluster, nodes, manifest.settings, start)
         old = before.value if before else None
-        change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)
+        change = StateChange(self._id, app_config, old, manifest.version, self._back, report)
         async with AsyncExitStack() as stack:
             saved = await threads.run_sync(stack.enter_context, change.opened())
             check = msgspec.structs.replace(self._agreed, savepoint=saved)
@@ -280,7 +280,7 @@ class _Deployment:
                 requesting(self._registry, cluster, nodes, ask, protocol.decode_answer)
             )
             prepared = await from_all(request, 0, protocol.Prepared, start, "load and check it")
-            tell(f"loaded and checked on {named(nodes)}")
+            report(f"loaded and checked on {named(nodes)}")
             first = next(iter(prepared.values()))
             await self._check_streams(first.inputs)
             info = AppInfo(
@@ -294,7 +294,7 @@ class _Deployment:
                 state=RUNNING,
             )
             if old:
-                tell(f"{app} {old.version} drains and ends")
+                report(f"{app} {old.version} drains and ends")
             taken = await self._change(change, info, before, drain)
             try:
                 todo = "process what the old version has, and run it" if before else "run it"
@@ -394,7 +394,7 @@ class _Deployment:
         if before is None:
             await _remove(self._registry, self._config, info)
             return
-        tell(
+        report(
             f"{info.name} {before.version} is restored; what was only in its memory, and not "
             f"saved, is lost"
         )

@@ -19,7 +19,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.answers import changing, registry_of, tell
+from s4node.deploy.answers import changing, registry_of, report
 from s4node.deploy.deploy import wait_running
 from s4node.deploy.state_change import StateChange
 from s4node.errors import ConfigError, DeployFailed
@@ -67,9 +67,9 @@ async def _repartition(
 ) -> int:
     info = msgspec.structs.replace(found.value, partitions=partitions)
     app = AppId(info.cluster, info.name)
-    state = StateChange(app, config, found.value, info.version, None, tell)
+    state = StateChange(app, config, found.value, info.version, None, report)
     ending = config[settings.TASK_SHUTDOWN_MS] + END_SECONDS
-    tell(f"{info.name} {info.version} drains and ends")
+    report(f"{info.name} {info.version} drains and ends")
     async with registry.pause(app, f"repartition by process {os.getpid()}"):
         moved = await state.change_ended(registry, ending, change)
         passing("deploy.repartitioned")

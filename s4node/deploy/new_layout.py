@@ -233,7 +233,7 @@ def _producers(
 def _closing(by_partition: Mapping[int, SavedProducer], partitions: int) -> Closing:
     return Closing(
         tuple(by_partition[p].number if p in by_partition else 0 for p in range(partitions)),
-        tuple((p, *told) for p, kept in sorted(by_partition.items()) for told in kept.untold),
+        tuple((p, *each) for p, kept in sorted(by_partition.items()) for each in kept.untold),
         any(kept.skips for kept in by_partition.values()),
     )
 

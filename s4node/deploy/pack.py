@@ -105,8 +105,8 @@ def _loaded_since(before: set[str]) -> set[str]:
 
 def _named_in(settings: Mapping[str, str]) -> set[str]:
     """The top-level names of modules that settings name as ``package.module:Class``."""
-    words = (word.strip() for text in settings.values() for word in text.split(","))
-    return {word.partition(":")[0].partition(".")[0] for word in words if ":" in word}
+    named = (name.strip() for text in settings.values() for name in text.split(","))
+    return {name.partition(":")[0].partition(".")[0] for name in named if ":" in name}
 
 
 def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, bytes]]:

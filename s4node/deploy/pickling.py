@@ -218,7 +218,7 @@ def _reduced_struct(cls: type[msgspec.Struct]) -> Any:
         if name in infos:
             info = infos[name]
             given = {"default": info.default, "default_factory": info.default_factory}
-            given = {word: value for word, value in given.items() if value is not msgspec.NODEFAULT}
+            given = {name: value for name, value in given.items() if value is not msgspec.NODEFAULT}
             fields.append((name, info.type, given))
     parameters = inspect.signature(cls).parameters
     by_name = [parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name, _, _ in fields]

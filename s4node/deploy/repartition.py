@@ -66,8 +66,8 @@ _encode = msgspec.msgpack.Encoder().encode
 class Repartition:
     """Gives the job of ``app`` in ``folder`` another number of ``partitions``.
 
-    ``depot`` is where its state is shipped, if it is. ``tell(made, tasks)`` is called with the
-    progress.
+    ``remote_job`` is where its state is shipped, if it is. ``on_progress`` is called with the
+    number of tasks that are made, and of all.
     """
 
     app: str
@@ -75,20 +75,20 @@ class Repartition:
     config: Config
     guard: JobGuard
     partitions: int
-    depot: RemoteJob | None = None
+    remote_job: RemoteJob | None = None
     stores_by_key: bool = False
-    tell: Callable[[int, int], None] = lambda _, __: None
+    on_progress: Callable[[int, int], None] = lambda _, __: None
 
     @property
     def cut_short(self) -> bool:
         """True if a change was decided on and not completed."""
-        mark = savepoints_of(self.folder, self.depot).restoring()
+        mark = savepoints_of(self.folder, self.remote_job).restoring()
         of_url = mark is not None and mark.partitions > 0
         return of_url or replacement.decided(self.folder) is not None
 
     def check(self) -> None:
         """Raise CheckpointError where the job cannot have so many partitions at all."""
-        place = savepoints_of(self.folder, self.depot)
+        place = savepoints_of(self.folder, self.remote_job)
         mark, decided = place.restoring(), replacement.decided(self.folder)
         if mark is not None and mark.partitions != self.partitions:
             place.check_restored()
@@ -104,8 +104,8 @@ class Repartition:
         fails; the job is unchanged then.
         """
         self.check()
-        if self.depot is not None:
-            return self._run_shipped(self.depot)
+        if self.remote_job is not None:
+            return self._run_shipped(self.remote_job)
         moved = self._make() if replacement.decided(self.folder) is None else 0
         with closing(TaskClaims(self.folder)) as store:
             replacement.complete(self.folder, store)
@@ -126,8 +126,8 @@ class Repartition:
             raise
         return moved
 
-    def _run_shipped(self, depot: RemoteJob) -> int:
-        layout, moved = ShippedLayout(self.app, self.folder, self.config, depot), 0
+    def _run_shipped(self, remote_job: RemoteJob) -> int:
+        layout, moved = ShippedLayout(self.app, self.folder, self.config, remote_job), 0
         if not layout.decided:
             try:
                 place = replacement.begin(self.folder)
@@ -152,18 +152,18 @@ class Repartition:
         tasks = {}
         with closing(_LastOpened(self._kept)) as kept:
             for partition in range(self.partitions):
-                self.tell(partition, self.partitions)
+                self.on_progress(partition, self.partitions)
                 name = _name(partition)
                 above = max(epochs.highest(task_folder(self.folder, name)), fences.get(name, 0))
                 tasks[name] = above + 1, 1
                 moved += self._make_task(place, partition, above + 1, layout, kept)
                 passing("repartition.moved")
-        self.tell(self.partitions, self.partitions)
+        self.on_progress(self.partitions, self.partitions)
         return tasks, moved
 
     @contextmanager
     def _kept(self, partition: int) -> Iterator[TaskState | None]:
-        with saved_state(self.folder, _name(partition), self.depot) as state:
+        with saved_state(self.folder, _name(partition), self.remote_job) as state:
             yield None if state is None else TaskState(state.database, self._hasher)
 
     @property
@@ -173,7 +173,7 @@ class Repartition:
     def _former(self, partition: int) -> FormerTask | None:
         """The state of a task that belongs to no key; None if the task has never run."""
         with self._kept(partition) as state:
-            if self.depot is None:
+            if self.remote_job is None:
                 with closing(TaskClaims(self.folder)) as store:
                     store.check_whole(_name(partition), 0 if state is None else state.last[1])
             if state is None:

@@ -28,7 +28,7 @@ from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.answers import tell
+from s4node.deploy.answers import report
 from s4node.errors import CheckpointError, EntryExists, SessionLost, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
@@ -41,7 +41,7 @@ from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.database import Database
 from s4node.state.job import folder_of, identity_of, known_job, safe_name, saved_state
-from s4node.state.remote_job import RemoteJob, depot_of
+from s4node.state.remote_job import RemoteJob, remote_job_of
 
 TIMEOUT = 60.0
 """Seconds within which all tasks are to have made their cuts."""
@@ -53,7 +53,8 @@ _TRIES = 3
 class SavepointOf:
     """The job to take savepoints of: ``app`` in ``folder``, with these ``tasks``.
 
-    Its state is shipped to ``depot`` if given. ``tell(made, tasks)`` is called with the progress.
+    Its state is shipped to ``depot`` if given. ``on_progress`` is called with the numbers of
+    cuts and of tasks.
     """
 
     app: str
@@ -62,7 +63,7 @@ class SavepointOf:
     guard: JobGuard
     tasks: Sequence[str]
     depot: RemoteJob | None = None
-    tell: Callable[[int, int], None] = lambda _, __: None
+    on_progress: Callable[[int, int], None] = lambda _, __: None
 
     @property
     def place(self) -> SavepointPlace:
@@ -106,7 +107,7 @@ class SavepointOf:
             raise CheckpointError(f"no savepoint of {self.app!r} was taken: {failed}")
 
         opened = partial(coordination.registry, f"s4 savepoint take {self.app}")
-        return await in_sessions(opened, work, f"savepoint of {self.app!r}", tell)
+        return await in_sessions(opened, work, f"savepoint of {self.app!r}", report)
 
     async def _startpoints(self, state: str) -> Requests:
         store = StartpointStore(self.folder, self.config)
@@ -122,7 +123,7 @@ class SavepointOf:
             while True:
                 seen = await registry.session.change(path)
                 cuts = await registry.job.cuts(state, number)
-                self.tell(len(cuts), len(self.tasks))
+                self.on_progress(len(cuts), len(self.tasks))
                 for report in cuts.values():
                     if report.error:
                         raise _CutsError(f"task {report.task!r}: {report.error}")
@@ -157,7 +158,7 @@ class SavepointOf:
         self.place.check_restored()
         self.place.sweep()
         try:
-            return writer.write(self.place, about, self.tasks, self._kept, self.tell)
+            return writer.write(self.place, about, self.tasks, self._kept, self.on_progress)
         except (StateError, StoreCorrupt) as error:
             raise CheckpointError(f"no savepoint of {self.app!r} was taken: {error}") from error
 
@@ -195,11 +196,11 @@ class SavepointOf:
 def savepoint_of(app: str, config: Config) -> SavepointOf | None:
     """The job of ``app`` with these settings; None if it has no saved state."""
     folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
-    depot = depot_of(config, folder)
-    guard, tasks = known_job(folder, depot)
+    remote_job = remote_job_of(config, folder)
+    guard, tasks = known_job(folder, remote_job)
     if guard is None or not tasks:
         return None
-    return SavepointOf(app, folder, config, guard, tasks, depot)
+    return SavepointOf(app, folder, config, guard, tasks, remote_job)
 
 
 class _CutsError(CheckpointError):

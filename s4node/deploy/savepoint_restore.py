@@ -2,8 +2,8 @@
 
 Rules
 - Replayable inputs go back with the savepoint. What is outside the job does not: consumers receive
-  the events since the savepoint again, and events that producers were told are committed are lost
-  to the job. Both are counted first, and the restore goes ahead only if the user agrees.
+  the events since the savepoint again, and acknowledged events of producers are lost to the job.
+  Both are counted first, and the restore goes ahead only if the user agrees.
 - A task that has sent nothing to a consumer since the savepoint goes on with its numbers. Otherwise
   it begins a new life, whose first events are those that waited in the savepoint, and the consumer
   counts all of them anew.
@@ -93,14 +93,14 @@ class Since:
 class SavepointRestore:
     """Restores the job of ``app`` in ``folder`` from a savepoint, while nothing of it runs.
 
-    Its state is shipped to ``depot`` if given. The savepoint has the ``manifest``, and its files
-    are in ``saved``.
+    Its state is shipped to ``remote_job`` if given. The savepoint has the ``manifest``, and its
+    files are in ``saved``.
     """
 
     app: str
     folder: Path
     config: Config
-    depot: RemoteJob | None
+    remote_job: RemoteJob | None
     manifest: Manifest
     saved: Path
 
@@ -123,24 +123,24 @@ class SavepointRestore:
         return Since(+outputs, +producers, None not in newest.values())
 
     def check_agreed(
-        self, since: Since, *, outputs_again: bool, accept_loss: bool, tell: Callable[[str], None]
+        self, since: Since, *, outputs_again: bool, accept_loss: bool, report: Callable[[str], None]
     ) -> None:
         """Report what has happened since the savepoint.
 
         Raises CheckpointError if going back needs more options than these.
         """
         if self._anew:
-            tell(f"the state of {self.app} is lost: {len(self.manifest.tasks)} tasks")
+            report(f"the state of {self.app} is lost: {len(self.manifest.tasks)} tasks")
         if not since.known:
-            tell(
+            report(
                 f"s4: no later state of {self.app} is here; if it has run elsewhere since, what "
                 f"others have received from it or sent to it is not counted"
             )
         for (stream, consumer), events in sorted(since.outputs.items()):
-            tell(f"{stream} to {consumer}: {events} events come again")
+            report(f"{stream} to {consumer}: {events} events come again")
         for (stream, producer), events in sorted(since.producers.items()):
             who = repr(producer) if producer else "programs that have ended"
-            tell(
+            report(
                 f"{stream} from {who}: {events} events that were acknowledged since are lost, but "
                 f"for what is sent again"
             )
@@ -172,14 +172,14 @@ class SavepointRestore:
         return f"{wire.TASK}{self.config[settings.CLUSTER_NAME]}/{self.app}/"
 
     def _newest(self) -> Mapping[str, Facts | None]:
-        place = savepoints_of(self.folder, self.depot)
+        place = savepoints_of(self.folder, self.remote_job)
         mark = place.restoring()
         if mark is not None and mark.partitions:
             place.check_restored()
         newest = {} if mark is None else dict(mark.newest)
         for task in self.manifest.tasks:
             if task not in newest:
-                with saved_state(self.folder, task, self.depot) as state:
+                with saved_state(self.folder, task, self.remote_job) as state:
                     newest[task] = None if state is None else _facts_of(state)
         return newest
 
@@ -188,24 +188,24 @@ class SavepointRestore:
         *,
         outputs_again: bool,
         accept_loss: bool,
-        tell: Callable[[int, int], None] = lambda _, __: None,
+        on_progress: Callable[[int, int], None] = lambda _, __: None,
     ) -> None:
         """Restore all tasks from the savepoint.
 
         With ``outputs_again`` consumers receive events since the savepoint again. With
         ``accept_loss`` producers may go on after events that are lost.
         """
-        place, tasks = savepoints_of(self.folder, self.depot), self.manifest.tasks
+        place, tasks = savepoints_of(self.folder, self.remote_job), self.manifest.tasks
         guard = JobGuard.from_row(self.manifest.job)
         with closing(TaskClaims(self.folder)) as store:
             store.admit(guard)
-            if self.depot is not None:
-                self.depot.admit(guard)
+            if self.remote_job is not None:
+                self.remote_job.admit(guard)
             newest = self._newest()
             place.begin_restore(Restoring(self.manifest.name, dict(newest)))
             passing("restore.begun")
             for done, task in enumerate(tasks):
-                tell(done, len(tasks))
+                on_progress(done, len(tasks))
                 passing("restore.task")
                 facts = newest[task]
                 self.restore_task(store, task, facts, again=outputs_again, accept_loss=accept_loss)
@@ -214,7 +214,7 @@ class SavepointRestore:
                 threads.run_trio(self._put_startpoints)
             passing("restore.done")
             place.end_restore()
-            tell(len(tasks), len(tasks))
+            on_progress(len(tasks), len(tasks))
 
     def restore_task(
         self,
@@ -227,7 +227,7 @@ class SavepointRestore:
     ) -> None:
         """Restore a task; ``newest`` are its facts from before the restore."""
         saved, files = self.manifest.tasks[task], named_folder(self.saved, task)
-        taking = taken_over(self.folder, store, task, self.depot, files, saved.fence)
+        taking = taken_over(self.folder, store, task, self.remote_job, files, saved.fence)
         with taking as (claim, state):
             passing("restore.claimed")
             shipped = 0 if state.ship is None else state.ship.replaced()
@@ -270,8 +270,8 @@ class SavepointRestore:
     def _let_skip(self, state: TaskState, newest: Facts | None) -> None:
         """Let all producers go on at any number, including those new since the savepoint."""
         rows = state.producers()
-        told = () if newest is None else newest.acknowledged
-        began = {(stream, who): SavedProducer(0) for stream, who, _ in told if who}
+        acknowledged = () if newest is None else newest.acknowledged
+        began = {(stream, who): SavedProducer(0) for stream, who, _ in acknowledged if who}
         for producer, row in {**began, **rows}.items():
             if not producer[1].startswith(self._own):
                 anywhere = msgspec.structs.replace(row, skips=wire.MAX_NUMBER)
@@ -284,13 +284,13 @@ class SavepointRestore:
         saved = self.manifest.startpoints
         if store.exists or saved != Requests():
             age = int(clocks.wall() * 1000) - self.manifest.created_ms
-            state = identity_of(self.folder, self.depot)
+            state = identity_of(self.folder, self.remote_job)
             await store.change(state, lambda _: (later(saved, age), None))
 
 
-def check_layout(app: str, folder: Path, depot: RemoteJob | None, manifest: Manifest) -> None:
+def check_layout(app: str, folder: Path, remote_job: RemoteJob | None, manifest: Manifest) -> None:
     """Raise CheckpointError if the job has got other partitions since the savepoint."""
-    now, then = known_job(folder, depot)[0], JobGuard.from_row(manifest.job)
+    now, then = known_job(folder, remote_job)[0], JobGuard.from_row(manifest.job)
     if now is None or (now.layout or 0) == (then.layout or 0):
         return
     name = manifest.name
@@ -347,10 +347,10 @@ def _facts_of(state: TaskState) -> Facts:
 
     A stream's number without a producer is for producers that have ended.
     """
-    told = [(*producer, row.number) for producer, row in state.producers().items()]
-    ended = {stream for stream, _, _ in told} | state.facts(ENDED)
-    told += [(each, "", state.meta(ENDED + each) or 0) for each in ended]
-    return Facts(sent_by(state), told)
+    acknowledged = [(*producer, row.number) for producer, row in state.producers().items()]
+    ended = {stream for stream, _, _ in acknowledged} | state.facts(ENDED)
+    acknowledged += [(each, "", state.meta(ENDED + each) or 0) for each in ended]
+    return Facts(sent_by(state), acknowledged)
 
 
 def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Producer]:

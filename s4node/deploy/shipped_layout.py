@@ -35,16 +35,16 @@ _WHY = "the tasks of another number of partitions, until they have replaced the 
 
 @dataclass(frozen=True)
 class ShippedLayout:
-    """The change of the tasks of ``app``, whose state is in ``folder`` and at ``depot``."""
+    """The change of the tasks of ``app``, whose state is in ``folder`` and at ``remote_job``."""
 
     app: str
     folder: Path
     config: Config
-    depot: RemoteJob
+    remote_job: RemoteJob
 
     @property
     def _savepoints(self) -> ShippedSavepoints:
-        return ShippedSavepoints(self.folder, self.depot)
+        return ShippedSavepoints(self.folder, self.remote_job)
 
     @property
     def decided(self) -> bool:
@@ -64,7 +64,7 @@ class ShippedLayout:
                 yield database
 
         name = f"repartition-{now_ms()}"
-        about = writer.About(name, self.app, identity_of(self.folder, self.depot), job, _WHY)
+        about = writer.About(name, self.app, identity_of(self.folder, self.remote_job), job, _WHY)
         writer.write(place, about, list(tasks), opened)
         passing("repartition.made")
         place.begin_restore(Restoring(name, {}, len(tasks)))
@@ -85,12 +85,14 @@ class ShippedLayout:
     def _replace(self, manifest: Manifest, saved: Path) -> None:
         job, tasks = JobGuard.from_row(manifest.job), list(manifest.tasks)
         folders = {safe_name(task) for task in tasks}
-        restore = SavepointRestore(self.app, self.folder, self.config, self.depot, manifest, saved)
+        restore = SavepointRestore(
+            self.app, self.folder, self.config, self.remote_job, manifest, saved
+        )
         with closing(TaskClaims(self.folder)) as store:
             for task in tasks:
                 restore.restore_task(store, task)
             passing("repartition.replaced")
-            self.depot.begin_layout(job, folders)
+            self.remote_job.begin_layout(job, folders)
             passing("repartition.removed")
             for own in (self.folder / "tasks").iterdir():
                 if own.name not in folders:

@@ -30,12 +30,12 @@ from s4node.config.config import Config
 from s4node.deploy.savepoint import SavepointOf, savepoint_of
 from s4node.errors import CheckpointError, DeployFailed, JobRuns
 from s4node.offsets.job_lock import stopped
-from s4node.savepoints.folders import told
+from s4node.savepoints.folders import translate_errors
 from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.job import folder_of
-from s4node.state.remote_job import RemoteJob, depot_of
+from s4node.state.remote_job import RemoteJob, remote_job_of
 
 if TYPE_CHECKING:
     from s4node.deploy.savepoint_restore import SavepointRestore
@@ -70,22 +70,22 @@ class StateChange:
         before: AppInfo | None,
         after: str,
         back: GoBack | None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._id = app
         self._config = config
         self._before = before
         self._after = after
         self._back = back
-        self._tell = tell
+        self._report = report
         self._folder = folder_of(config[settings.STATE_FOLDER], app.cluster, app.app)
-        self._depot: RemoteJob | None = depot_of(config, self._folder)
+        self._remote_job: RemoteJob | None = remote_job_of(config, self._folder)
         self._restore: SavepointRestore | None = None
 
     @property
     def place(self) -> SavepointPlace:
         """Where the app's savepoints are."""
-        return savepoints_of(self._folder, self._depot)
+        return savepoints_of(self._folder, self._remote_job)
 
     @contextmanager
     def opened(self) -> Iterator[str]:
@@ -99,8 +99,8 @@ class StateChange:
 
             manifest = self.place.manifest_of(self._back.savepoint)
             manifest.check_app(self._id.app)
-            restoring.check_layout(self._id.app, self._folder, self._depot, manifest)
-            with told(self._folder):
+            restoring.check_layout(self._id.app, self._folder, self._remote_job, manifest)
+            with translate_errors(self._folder):
                 saved = stack.enter_context(self.place.opened(manifest))
                 restoring.check_senders(self._id.cluster, manifest, saved)
                 self._restore = self._restored(manifest, saved)
@@ -111,18 +111,20 @@ class StateChange:
         from s4node.deploy.savepoint_restore import SavepointRestore
 
         return SavepointRestore(
-            self._id.app, self._folder, self._config, self._depot, manifest, saved
+            self._id.app, self._folder, self._config, self._remote_job, manifest, saved
         )
 
-    def _check_agreed(self, tell: Callable[[str], None]) -> None:
+    def _check_agreed(self, report: Callable[[str], None]) -> None:
         assert self._restore is not None
         assert self._back is not None
         again, loss = self._back.outputs_again, self._back.accept_loss
         since = self._restore.since()
         try:
-            self._restore.check_agreed(since, outputs_again=again, accept_loss=loss, tell=tell)
+            self._restore.check_agreed(since, outputs_again=again, accept_loss=loss, report=report)
         except CheckpointError:
-            self._restore.check_agreed(since, outputs_again=True, accept_loss=True, tell=self._tell)
+            self._restore.check_agreed(
+                since, outputs_again=True, accept_loss=True, report=self._report
+            )
             raise
 
     @property
@@ -166,15 +168,15 @@ class StateChange:
             await registry.session.wait_change(path, seen)
 
     def _change(self) -> Manifest | None:
-        with told(self._folder), stopped(self._folder):
+        with translate_errors(self._folder), stopped(self._folder):
             taken = self._taken()
             if self._restore is not None:
                 assert self._back is not None
-                self._check_agreed(self._tell)
+                self._check_agreed(self._report)
                 self._restore.restore(
                     outputs_again=self._back.outputs_again, accept_loss=self._back.accept_loss
                 )
-                self._tell(f"{self._id.app} goes on from the savepoint {self._back.savepoint}")
+                self._report(f"{self._id.app} goes on from the savepoint {self._back.savepoint}")
             return taken
 
     def _taken(self) -> Manifest | None:
@@ -191,7 +193,7 @@ class StateChange:
         since = f", from savepoint {back.savepoint}" if back is not None else ""
         why = f"{self._after} replaced {old.version}{since}"
         manifest = job.take_stopped(name, why, upgrade)
-        self._tell(f"savepoint {name}: {manifest.bytes / 1e6:.1f} MB")
+        self._report(f"savepoint {name}: {manifest.bytes / 1e6:.1f} MB")
         return manifest
 
     async def undo(self, registry: Registry, taken: Manifest, seconds: float) -> None:

@@ -36,8 +36,8 @@ def cause_trace(error: S4Error) -> str:
 
 def others_trace(error: BaseException) -> str:
     """The traceback of an error that is not s4node's; empty without user code."""
-    told = traceback.TracebackException.from_exception(error)
-    return presentable("".join(told.format())) if _reduced(told) else ""
+    trace = traceback.TracebackException.from_exception(error)
+    return presentable("".join(trace.format())) if _reduced(trace) else ""
 
 
 def others_line(error: BaseException) -> str:
@@ -54,12 +54,12 @@ def _is_others(frame: traceback.FrameSummary) -> bool:
     return not frame.filename.startswith(_LIBRARIES)
 
 
-def _reduced(told: traceback.TracebackException) -> bool:
+def _reduced(trace: traceback.TracebackException) -> bool:
     """Keep only the last frames of user code, also in causes; returns False if none are left."""
-    frames = list(filter(_is_others, told.stack))
-    told.stack = traceback.StackSummary.from_list(frames[-_FRAMES:])
-    if told.__cause__ is not None and not _reduced(told.__cause__):
-        told.__cause__ = None
-    if told.__context__ is not None and not _reduced(told.__context__):
-        told.__context__ = None
+    frames = list(filter(_is_others, trace.stack))
+    trace.stack = traceback.StackSummary.from_list(frames[-_FRAMES:])
+    if trace.__cause__ is not None and not _reduced(trace.__cause__):
+        trace.__cause__ = None
+    if trace.__context__ is not None and not _reduced(trace.__context__):
+        trace.__context__ = None
     return bool(frames)

@@ -127,7 +127,7 @@ class Receipt(Protocol):
 
     @property
     def by_event(self) -> bool:
-        """Return True if ``complete`` means anything: some sources only hear of whole batches."""
+        """Return True if ``complete`` means anything: some sources count whole batches only."""
         ...
 
     def done(self) -> None:
@@ -282,7 +282,7 @@ def event_id() -> str:
 
 
 def tell_sender(reason: str, event: Any) -> None:
-    """Have the program that sent the event being handled told that it did not count, and why.
+    """Report to the event's sender that it did not count, and the reason.
 
     No effect for events of inputs, of tasks, and of the task itself.
     """

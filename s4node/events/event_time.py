@@ -47,7 +47,7 @@ def far_ahead(time: float, now: float) -> str:
 
 
 class TimeRule:
-    """How the events of a stream tell their time: in the field ``name`` of all their types.
+    """The rule for the time of a stream's events: the field ``name`` of all their types.
 
     ``by_batch``: all events of a batch have the same time.
     """
@@ -158,7 +158,7 @@ class SendingRule(TimeRule):
 
 
 def _kind_of(kind: EventType, name: str) -> str:
-    """The declared type of the field, in words; empty if it may be several."""
+    """The declared type of the field as text; empty if it may be several."""
     if kind.cls is GenericEvent:
         return ""
-    return {field: words for field, words, _ in kind.declaration.fields}.get(name, "")
+    return {field: text for field, text, _ in kind.declaration.fields}.get(name, "")

@@ -5,7 +5,8 @@ Rules
 - A reader understands another version of a type if the shorter field list is the beginning of the
   longer one, what the writer lacks has defaults on the reader's side, and the reader's types take
   all values of the writer's (``type_growth``).
-- A node's key and time fields do not change. A peer that knows only words leaves the rest to it.
+- A node's key and time fields do not change. A peer that knows only the types leaves it
+  the rest.
 - One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
   then only the events that do not decode are refused.
 - What is decoded can be encoded: an event that a commit could not save, or a frame not carry, does
@@ -34,11 +35,11 @@ from s4node.events.json_objects import (
 )
 from s4node.events.keepable import DeepDecoder, check_dates, decoder_of, held_in
 from s4node.events.type_growth import takes
-from s4node.events.type_words import words
+from s4node.events.type_text import type_text
 
 GENERIC = "GenericEvent"
 
-_BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
+_BASE64 = ("bytes", "bytearray")  # they are text in JSON
 
 MAX_DECLARED = 64
 """The most event types that one hello may declare, in either direction."""
@@ -52,7 +53,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 for values nested too deeply."""
 
 FieldDecl: TypeAlias = tuple[str, str, bool]
-"""A field's name, its type in words, and whether it must be present."""
+"""A field's name, its type as text, and whether it must be present."""
 
 _encoder = msgspec.msgpack.Encoder()
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -135,7 +136,7 @@ def refusal_of(
 ) -> str | None:
     """The reason why events of ``writer``'s version cannot be read as ``reader``'s, or None.
 
-    ``marked`` are the words of the reader's types with marks, if they are known. The types of
+    ``marked`` are the reader's types as text with marks, if they are known. The types of
     ``fixed`` fields have to be the same.
     """
     if writer.name != reader.name:
@@ -490,7 +491,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...], tuple[str, ...]]:
-    """The name of an event class, its fields, and the words of their types with marks."""
+    """The name of an event class, its fields, and their types as text with marks."""
     if not (isinstance(cls, type) and issubclass(cls, Event)):
         raise EventError(
             f"{cls!r} is not an event type; subclass s4node.Event, or use GenericEvent"
@@ -498,8 +499,8 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...], tuple[str, ...]]:
     try:
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
-        fields = tuple((f.encode_name, words(f.type, (cls,)), f.required) for f in info.fields)
-        marked = tuple(words(field.type, (cls,), marked=True) for field in info.fields)
+        fields = tuple((f.encode_name, type_text(f.type, (cls,)), f.required) for f in info.fields)
+        marked = tuple(type_text(field.type, (cls,), marked=True) for field in info.fields)
     except (TypeError, NameError) as error:
         raise EventError(f"event type {cls.__name__}: {error}") from error
     _check_defaults(cls)

@@ -1,4 +1,4 @@
-"""How a type may change between a writer and its readers, by the types in words. Pure.
+"""How a type may change between a writer and its readers, by the types as text. Pure.
 
 Rules
 - A reader takes a type if every value of the writer's type is a value of its own. So its type may
@@ -18,20 +18,20 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from s4node.events.type_words import CLOSED, DEFAULT
+from s4node.events.type_text import CLOSED, DEFAULT
 
 T = TypeVar("T")
 
 _SIMPLE = {"none", "bool", "int", "float", "str", "bytes"}  # they are the same as Any
-_WORD = re.compile(r"(enum|literal)\(([^()]*)\)|\w+")
+_NAME = re.compile(r"(enum|literal)\(([^()]*)\)|\w+")
 _NO_MARKS = str.maketrans("", "", CLOSED + DEFAULT)
 _FIELD = re.compile(r"[^:(){}\[\]|,]+")
 
 
-class _Word(NamedTuple):
-    """A type of one word, or an enum or Literal with its values."""
+class _Name(NamedTuple):
+    """A type that has a name, or an enum or Literal with its values."""
 
-    word: str
+    name: str
     values: frozenset[str] = frozenset()
 
 
@@ -52,10 +52,10 @@ class _Fields(NamedTuple):
     fields: list[tuple[str, _Type]]
     required: int
     closed: bool
-    words: str
+    text: str
 
 
-_Alternative: TypeAlias = _Word | _Items | _Dict | _Fields
+_Alternative: TypeAlias = _Name | _Items | _Dict | _Fields
 _Type: TypeAlias = list[_Alternative]
 
 
@@ -63,7 +63,7 @@ _Type: TypeAlias = list[_Alternative]
 def takes(reader: str, writer: str, *, marked: bool) -> bool:
     """Return True if every value of ``writer``'s type is a value of ``reader``'s.
 
-    If the reader's words are not ``marked``, all fields of its nested types may have defaults.
+    If the reader's types are not ``marked``, all fields of its nested types may have defaults.
     """
     try:
         return _type_takes(_Parser(reader, marked).whole(), _Parser(writer, False).whole())
@@ -84,15 +84,15 @@ def _structs(kind: _Type) -> int:
 
 def _takes(reader: _Alternative, writer: _Alternative, tagged: bool) -> bool:
     match reader, writer:
-        case _Word(), _Word():
-            same = reader.word == writer.word and reader.values >= writer.values
-            return same or (reader.word == "any" and writer.word in _SIMPLE)
+        case _Name(), _Name():
+            same = reader.name == writer.name and reader.values >= writer.values
+            return same or (reader.name == "any" and writer.name in _SIMPLE)
         case _Items(mine), _Items(its):
             return len(mine) == len(its) and all(map(_type_takes, mine, its))
         case _Dict(), _Dict():
             return reader.key == writer.key and _type_takes(reader.value, writer.value)
         case _Fields(), _Fields() if tagged:
-            return reader.words == writer.words
+            return reader.text == writer.text
         case _Fields(mine), _Fields(its):
             return (
                 reader.required <= len(its)
@@ -105,7 +105,7 @@ def _takes(reader: _Alternative, writer: _Alternative, tagged: bool) -> bool:
 
 
 class _Parser:
-    """Takes words apart; raises ValueError if they are not as expected."""
+    """Parses the text of a type; raises ValueError if it is not as expected."""
 
     def __init__(self, text: str, marked: bool) -> None:
         self._text = text
@@ -138,11 +138,11 @@ class _Parser:
             fields = self._several(")", self._field)
             closed = self._skip(CLOSED)
             required = max((n for n, (_, _, free) in enumerate(fields, 1) if not free), default=0)
-            words = self._text[began : self._at].translate(_NO_MARKS)
-            return _Fields([each[:2] for each in fields], required, closed, words)
-        found = self._match(_WORD)
+            text = self._text[began : self._at].translate(_NO_MARKS)
+            return _Fields([each[:2] for each in fields], required, closed, text)
+        found = self._match(_NAME)
         values = found[2].split(",") if found[2] is not None else ()
-        return _Word(found[1] or found[0], frozenset(values))
+        return _Name(found[1] or found[0], frozenset(values))
 
     def _field(self) -> tuple[str, _Type, bool]:
         name = self._match(_FIELD)[0]

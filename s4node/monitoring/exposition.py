@@ -104,8 +104,8 @@ class _Page:
         """The text, family by family in the order of the table."""
         found: dict[str, list[str]] = {}
         for (name, labels), value in (self._values | self._totals.collected()).items():
-            told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
-            line = f"{name}{{{told}}} {_number(value)}" if told else f"{name} {_number(value)}"
+            shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+            line = f"{name}{{{shown}}} {_number(value)}" if shown else f"{name} {_number(value)}"
             found.setdefault(name, []).append(line)
         return "\n".join([*_lines(found), ""])
 

@@ -7,7 +7,7 @@ Rules
   that has waited for its peer for longest makes room, be it for a request, or for the end.
 - A body is not read, and no method but GET is answered.
 - Only programs of this machine may connect, unless there are certificates or ``s4.access`` is open.
-  With TLS, a peer without a certificate is told only whether the node is alive and ready, and not
+  With TLS, a peer without a certificate gets only whether the node is alive and ready, and not
   what it lacks: what restarts nodes, such as Kubernetes, has none.
 """
 
@@ -54,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """How a path is answered, and whether peers without a certificate are told the status."""
+    """How a path is answered, and whether peers without a certificate get the status."""
 
     answer: Callable[[], Awaitable[Answer]]
     is_public: bool = False

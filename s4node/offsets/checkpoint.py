@@ -106,13 +106,13 @@ class JobGuard:
                 f"it had {before.tasks} tasks and would have {self.tasks}, so keys would move away "
                 f"from their state; {self._as_many(before)}"
             )
-        for word, mine, its in (
+        for key, mine, its in (
             (settings.GROUPER.name, self.grouper, before.grouper),
             (settings.HASHER.name, self.hasher, before.hasher),
         ):
             if mine != its:
                 found.append(
-                    f"it was written with {word} = {its}, which is now {mine}; restore that value"
+                    f"it was written with {key} = {its}, which is now {mine}; restore that value"
                 )
         if self.keys != before.keys:
             found.append(

@@ -41,7 +41,7 @@ class Closing(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A producer's final ``numbers`` in a layout that has ended, by partition.
 
     ``untold`` are refusals that the producer may not know: partition, number, count, reason, and
-    whether the events were shed. ``lossy``: the producer was told of higher numbers, and may go on.
+    whether the events were shed. ``lossy``: the producer got higher numbers, and may go on.
     """
 
     numbers: tuple[int, ...]

@@ -32,7 +32,7 @@ _PATIENCE_SECONDS = 2.0
 class Form(NamedTuple):
     """A kind of file.
 
-    ``application`` is the number that tells SQLite's tools whose file it is. ``what`` names the
+    ``application`` is the number by which SQLite's tools know whose file it is. ``what`` names the
     content in messages, and ``fix`` says what to do about a damaged file.
     """
 

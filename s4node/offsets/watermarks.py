@@ -57,7 +57,7 @@ class _Source:
     def __init__(self, time: float) -> None:
         self.time = time
         self.idle = False
-        self.news = False  # anything was heard of it
+        self.news = False  # it has sent or reported anything
         self.waited = 0.0  # seconds without news in which it could have sent
 
 
@@ -201,7 +201,8 @@ class Watermarks:
     def wait(self, seconds: float, blocked: Collection[str] = ()) -> None:
         """Count seconds that have passed, except for sources that could not send.
 
-        The others count without those of which nothing was heard, before they are idle, too.
+        Sources without any news become idle first, so that the watermark moves to the times of the
+        others before these become idle.
         """
         self._alone = 0.0 if self._sources else self._alone + seconds
         for news in (False, True):

@@ -54,7 +54,7 @@ class PairsType(ElementType):
             on_event_right.__annotations__ = {"event": right}
             namespace["on_event_left"], namespace["on_event_right"] = on_event_left, on_event_right
             for kind in (left, right):
-                fields = {field: words for field, words, _ in EventType(kind).declaration.fields}
+                fields = {field: text for field, text, _ in EventType(kind).declaration.fields}
                 if issubclass(kind, Event) and fields.get(time) not in ("float", "int", "datetime"):
                     raise GraphError(
                         f"{name}: time={time!r} is {fields.get(time, 'not there')} in "

@@ -40,7 +40,7 @@ def streams_of(app: App) -> tuple[list[str], list[str]]:
 async def listed(container: Container, begin: Begin | None = None) -> AsyncIterator[None]:
     """List the container during the block; without ``begin`` it has no supervisor."""
     if begin is None:
-        container.front.status = StatusAnswers(container.node, partial(_status, container))
+        container.router.status = StatusAnswers(container.node, partial(_status, container))
     with running_entry() as entry:
         entry.write(_running(container, begin))
 

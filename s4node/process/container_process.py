@@ -58,7 +58,7 @@ from s4node.runtime.container.container import Container
 _FLUSH_SECONDS = 5.0
 _FRAMES = 6
 _MOST_OWN = 1000
-"""How many values of the author's metrics the node is told."""
+"""How many values of the author's metrics the node gets."""
 
 
 class Line:
@@ -255,7 +255,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
         with _signals(stop):
             nursery.start_soon(line.carry)
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
-            await container.prepare(waits=not begin.hold)  # else it is told who has asked
+            await container.prepare(waits=not begin.hold)  # else the result goes to who has asked
             if begin.hold and not stopping.is_set():
                 await container.check_saved_state(begin.check)
             line.say(supervisor_protocol.Prepared(*streams_of(app)))

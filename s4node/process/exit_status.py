@@ -1,7 +1,7 @@
 """The exit status of a process that ends with an error, and its last message.
 
 Rules
-- If the limit of open files was reached, that is told once, whatever else failed because of it.
+- If the limit of open files was reached, that is reported once, whatever else failed because of it.
 - If nobody reads the output, the process ends quietly; if the output cannot be written, it says so.
   Only errors of standard output itself count as this.
 """
@@ -34,7 +34,7 @@ def exit_status(error: BaseException) -> int:
         if isinstance(leaf, S4Error):
             print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
         elif stdio.is_unwritten(leaf):
-            _tell_output(leaf)
+            _report_output(leaf)
         elif not isinstance(leaf, KeyboardInterrupt):
             import trio  # which costs time, and a command that fails need not have
 
@@ -45,7 +45,7 @@ def exit_status(error: BaseException) -> int:
     return max(map(status_of, found))
 
 
-def _tell_output(error: BaseException) -> None:
+def _report_output(error: BaseException) -> None:
     """Say why output cannot be written, unless nobody reads it, and discard the rest."""
     stdio.discard()
     if not isinstance(error, BrokenPipeError):

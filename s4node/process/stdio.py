@@ -4,7 +4,7 @@ Rules
 - ``provide`` is the first call of a process. After it all three streams exist: closed input is
   empty, closed output is a pipe that nobody reads, and closed standard error discards messages.
 - An error of writing standard output has that as its filename, and no other error does. So
-  ``is_unwritten`` can tell it from errors of other files, sockets and disks.
+  ``is_unwritten`` distinguishes it from errors of other files, sockets and disks.
 - A message that cannot be written to standard error is dropped, without an error.
 - Characters that the output's encoding lacks are written as in JSON, ``\u00e4``.
 """

@@ -92,7 +92,7 @@ def stop_on_signals(
     token = trio.lowlevel.current_trio_token()
     stopping = cut = False
 
-    def heard(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         nonlocal stopping, cut
         if not stopping:
             stopping = True
@@ -104,7 +104,9 @@ def stop_on_signals(
             _after(_AT_ONCE_SECONDS, os._exit, 130)
             _write(_CUT_SHORT)
 
-    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from s4node import disk
 from s4node.errors import CheckpointError, ConfigError
 from s4node.failpoints import passing
 from s4node.offsets.cuts import CutReport
-from s4node.savepoints.folders import told
+from s4node.savepoints.folders import translate_errors
 from s4node.savepoints.manifest import Manifest, parse
 from s4node.savepoints.place import MANIFEST, SavepointPlace, check, places_of
 from s4node.state.job import named_folder, safe_name
@@ -77,7 +77,7 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
     name = name or manifest.name
     number = place.prepare(name, app)
     manifest = msgspec.structs.replace(manifest, name=name, number=number, upgrade=None)
-    with told(place.folder), place.bringing(number) as cuts:
+    with translate_errors(place.folder), place.bringing(number) as cuts:
         wanted = {
             f"{safe_name(task)}/{each}": path
             for (task, each), path in places_of(cuts, manifest).items()

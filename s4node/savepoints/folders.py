@@ -72,7 +72,7 @@ class FolderSavepoints(SavepointPlace):
 
     def write_manifest(self, manifest: Manifest) -> None:
         cuts = cuts_folder(self.folder, manifest.number)
-        with told(self.folder):
+        with translate_errors(self.folder):
             for path in places_of(cuts, manifest).values():
                 disk.sync(path)
             disk.sync(*(named_folder(cuts, task) for task in manifest.tasks))
@@ -83,12 +83,12 @@ class FolderSavepoints(SavepointPlace):
         passing("savepoint.named")
 
     def discard(self, number: int) -> None:
-        with told(self.folder):
+        with translate_errors(self.folder):
             cuts, tries = cuts_folder(self.folder, number), 10
             while cuts.exists():
                 try:
                     shutil.rmtree(cuts)
-                except OSError:  # an owner that has not heard of it yet adds to it
+                except OSError:  # an owner that does not know of it yet adds to it
                     tries -= 1
                     if not tries:
                         raise
@@ -108,7 +108,7 @@ class FolderSavepoints(SavepointPlace):
 
     def remove(self, name: str) -> None:
         folder = self._all / name
-        with told(self.folder):
+        with translate_errors(self.folder):
             (folder / MANIFEST).unlink(missing_ok=True)
             disk.sync(folder)
             shutil.rmtree(folder)
@@ -116,12 +116,12 @@ class FolderSavepoints(SavepointPlace):
     # -- going back to one -----------------------------------------------------------------------
 
     def begin_restore(self, mark: Restoring) -> None:
-        with told(self.folder):
+        with translate_errors(self.folder):
             disk.make_folders(self._all)
             disk.write(self._all / _RESTORE, msgspec.json.encode(mark))
 
     def end_restore(self) -> None:
-        with told(self.folder):
+        with translate_errors(self.folder):
             (self._all / _RESTORE).unlink()
             disk.sync(self._all)
 
@@ -139,7 +139,7 @@ class FolderSavepoints(SavepointPlace):
 
 
 @contextmanager
-def told(job: Path) -> Iterator[None]:
+def translate_errors(job: Path) -> Iterator[None]:
     """Raise ProgressUnwritten, with the folder, for an OSError in the block."""
     try:
         yield

@@ -20,7 +20,7 @@ from s4node.events.schema import UNREADABLE
 from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import TaskClaims, now_ms
-from s4node.savepoints.folders import told
+from s4node.savepoints.folders import translate_errors
 from s4node.savepoints.manifest import Restoring
 from s4node.savepoints.place import cut_short
 
@@ -64,7 +64,7 @@ def check_complete(job: Path) -> None:
 
 def begin(job: Path) -> Path:
     """Begin a replacement; return the folder for the new tasks' folders."""
-    with told(job):
+    with translate_errors(job):
         discard(job)
         disk.make_folder(job / _FOLDER / "new")
     return job / _FOLDER / "new"
@@ -77,7 +77,7 @@ def discard(job: Path) -> None:
 
 def decide(job: Path, replacement: Decided) -> None:
     """Decide that the new tasks, which are complete, replace the former ones."""
-    with told(job):
+    with translate_errors(job):
         disk.sync(job / _FOLDER / "new" / "tasks", job / _FOLDER / "new", job / _FOLDER, job)
         passing("repartition.made")
         disk.write(job / _FOLDER / _DECIDED, msgspec.json.encode(replacement))
@@ -89,7 +89,7 @@ def complete(job: Path, store: TaskClaims) -> None:
     found = decided(job)
     assert found is not None
     new, former, tasks = job / _FOLDER / "new" / "tasks", job / _FOLDER / "former", job / "tasks"
-    with told(job):
+    with translate_errors(job):
         passing("repartition.decided")
         if new.exists():
             if tasks.exists():

@@ -23,7 +23,7 @@ from s4node import disk
 from s4node.errors import CheckpointError
 from s4node.failpoints import passing
 from s4node.offsets.cuts import CutReport
-from s4node.savepoints.folders import FolderSavepoints, told
+from s4node.savepoints.folders import FolderSavepoints, translate_errors
 from s4node.savepoints.manifest import Manifest, Restoring, SavedTask
 from s4node.savepoints.place import (
     MANIFEST,
@@ -42,21 +42,21 @@ from s4node.state.remote_job import RemoteJob
 _decode_task = msgspec.json.Decoder(SavedTask).decode
 
 
-def savepoints_of(folder: Path, depot: RemoteJob | None) -> SavepointPlace:
-    """The savepoints of the job in ``folder``, whose state is shipped to ``depot`` if given."""
-    return FolderSavepoints(folder) if depot is None else ShippedSavepoints(folder, depot)
+def savepoints_of(folder: Path, remote_job: RemoteJob | None) -> SavepointPlace:
+    """The savepoints of the job in ``folder``, with state at ``remote_job`` if given."""
+    return FolderSavepoints(folder) if remote_job is None else ShippedSavepoints(folder, remote_job)
 
 
 class ShippedSavepoints(SavepointPlace):
-    """The savepoints at the URL of ``depot``; cuts are made in the job's ``folder``."""
+    """The savepoints at the URL of ``remote_job``; cuts are made in the job's ``folder``."""
 
-    def __init__(self, folder: Path, depot: RemoteJob) -> None:
-        super().__init__(folder, f"{depot.url}/savepoints")
-        self._files = depot.files
-        self._root = f"{depot.files.root}/savepoints"
+    def __init__(self, folder: Path, remote_job: RemoteJob) -> None:
+        super().__init__(folder, f"{remote_job.url}/savepoints")
+        self._files = remote_job.files
+        self._root = f"{remote_job.files.root}/savepoints"
 
     def names(self) -> list[str]:
-        with self._files.told():
+        with self._files.translate_errors():
             found = self._files.names(f"{self._root}/manifests")
             return [name for name in found if not name.endswith(".tmp")]
 
@@ -64,7 +64,7 @@ class ShippedSavepoints(SavepointPlace):
         return self._get(f"manifests/{name}")
 
     def _numbers(self) -> list[int]:
-        with self._files.told():
+        with self._files.translate_errors():
             begun = self._files.names(f"{self._root}/files")
         here = numbers_of_cuts(self.folder)
         return [*here, *(int(number) for number in begun if number.isdigit())]
@@ -78,7 +78,7 @@ class ShippedSavepoints(SavepointPlace):
             self._put_file(own / name, f"files/{number}/{task}", name)
         saved = SavedTask(cut.fence, cut.commit, files)
         self._put(f"cuts/{number}", task, msgspec.json.encode(saved))
-        with told(self.folder):
+        with translate_errors(self.folder):
             shutil.rmtree(own)
 
     def saved_task(self, number: int, cut: CutReport) -> SavedTask:
@@ -90,7 +90,7 @@ class ShippedSavepoints(SavepointPlace):
     def write_manifest(self, manifest: Manifest) -> None:
         self._put("manifests", manifest.name, msgspec.json.encode(manifest))
         passing("savepoint.named")
-        with self._files.told():
+        with self._files.translate_errors():
             there = self._files.names(f"{self._root}/files/{manifest.number}")
         if not {safe_name(task) for task in manifest.tasks} <= {*there}:
             self._remove(f"manifests/{manifest.name}")
@@ -101,7 +101,7 @@ class ShippedSavepoints(SavepointPlace):
         self._remove(f"cuts/{manifest.number}")
 
     def discard(self, number: int) -> None:
-        with told(self.folder):
+        with translate_errors(self.folder):
             if (cuts := cuts_folder(self.folder, number)).exists():
                 shutil.rmtree(cuts)
         found, damaged = self.look()
@@ -148,26 +148,29 @@ class ShippedSavepoints(SavepointPlace):
     # -- objects ---------------------------------------------------------------------------------
 
     def _get(self, place: str) -> bytes | None:
-        with self._files.told():
+        with self._files.translate_errors():
             try:
                 return bytes(self._files.fs.cat_file(f"{self._root}/{place}"))
             except FileNotFoundError:
                 return None
 
     def _fetch(self, place: str, path: Path) -> None:
-        with self._files.told(), suppress(FileNotFoundError):  # the check says what is missing
+        with (
+            self._files.translate_errors(),
+            suppress(FileNotFoundError),
+        ):  # the check says what is missing
             self._files.fs.get_file(f"{self._root}/{place}", str(path))
 
     def _put(self, folder: str, name: str, data: bytes) -> None:
-        with self._files.told():
+        with self._files.translate_errors():
             self._files.make_folder(f"{self._root}/{folder}")
             self._files.put(f"{self._root}/{folder}/{name}", data)
 
     def _put_file(self, path: Path, folder: str, name: str) -> None:
-        with self._files.told():
+        with self._files.translate_errors():
             self._files.make_folder(f"{self._root}/{folder}")
             self._files.put_file(path, f"{self._root}/{folder}/{name}")
 
     def _remove(self, place: str) -> None:
-        with self._files.told(), suppress(FileNotFoundError):
+        with self._files.translate_errors(), suppress(FileNotFoundError):
             self._files.fs.rm(f"{self._root}/{place}", recursive=True)

@@ -62,12 +62,13 @@ def write(
     about: About,
     tasks: Sequence[str],
     opened: Callable[[str], AbstractContextManager[Database]],
-    tell: Callable[[int, int], None] = lambda _, __: None,
+    on_progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> Manifest:
     """Write the savepoint of ``tasks``; ``opened(task)`` opens a task's database for a block.
 
-    ``tell(made, tasks)`` is called with the progress. Raises CheckpointError if the name is taken,
-    ProgressUnwritten or StateError if the savepoint cannot be written.
+    ``on_progress`` is called with the number of tasks that are written, and of all. Raises
+    CheckpointError if the name is taken, ProgressUnwritten or StateError if the savepoint cannot be
+    written.
     """
     number = place.prepare(about.name, about.app)
     try:
@@ -79,7 +80,7 @@ def write(
                 place.keep_cut(number, task, database)
             place.publish(number, cut)
             saved[task] = place.saved_task(number, cut)
-            tell(len(saved), len(tasks))
+            on_progress(len(saved), len(tasks))
         manifest = about.manifest(number, saved)
         place.write_manifest(manifest)
         return manifest

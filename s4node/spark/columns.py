@@ -83,9 +83,9 @@ class Kind(NamedTuple):
     as_json: bool = False
 
 
-def kind_of(words: str) -> Kind:
-    """The type of a field from its type in words, such as ``int|none``."""
-    parts = _split(words, "|")
+def kind_of(text: str) -> Kind:
+    """The type of a field from its text, such as ``int|none``."""
+    parts = _split(text, "|")
     nullable = "none" in parts
     parts = [part for part in parts if part != "none"]
     found = _equal(parts[0]) if len(parts) == 1 else None
@@ -95,37 +95,37 @@ def kind_of(words: str) -> Kind:
     return Kind(spark, decoded | None if nullable else decoded, nullable)
 
 
-def _equal(word: str) -> tuple[DataType, Any] | None:
-    """Spark's equal of one type in words, and Python's; None if there is none."""
-    if word in _SIMPLE:
-        return _SIMPLE[word]
-    if one_of := _ONE_OF.fullmatch(word):
+def _equal(text: str) -> tuple[DataType, Any] | None:
+    """Spark's equal of one type, and Python's; None if there is none."""
+    if text in _SIMPLE:
+        return _SIMPLE[text]
+    if one_of := _ONE_OF.fullmatch(text):
         whole = [bool(re.fullmatch(r"-?\d+", each)) for each in one_of[1].split(",")]
         if all(whole):
             return LongType(), int
         return (StringType(), str) if not any(whole) else None
-    if word.startswith("[") and len(items := _split(word[1:-1], ",")) == 1:
+    if text.startswith("[") and len(items := _split(text[1:-1], ",")) == 1:
         inner = kind_of(items[0])
         if not inner.as_json:
             decoded: Any = list.__class_getitem__(inner.decoded)
             return ArrayType(inner.spark, inner.nullable), decoded
-    if word.startswith("{"):
-        key, value = (kind_of(part) for part in _split(word[1:-1], ":"))
+    if text.startswith("{"):
+        key, value = (kind_of(part) for part in _split(text[1:-1], ":"))
         if not (key.as_json or value.as_json or key.nullable):
             spark = MapType(key.spark, value.spark, value.nullable)
             return spark, dict.__class_getitem__((key.decoded, value.decoded))
     return None
 
 
-def _split(words: str, sign: str) -> list[str]:
-    """The parts of a type in words, at a sign that is not inside of brackets."""
+def _split(text: str, sign: str) -> list[str]:
+    """The parts of a type's text, at a sign that is not inside of brackets."""
     parts, depth, start = [], 0, 0
-    for at, letter in enumerate(words):
+    for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
         if letter == sign and depth == 0:
-            parts.append(words[start:at])
+            parts.append(text[start:at])
             start = at + 1
-    return [*parts, words[start:]]
+    return [*parts, text[start:]]
 
 
 def schema_of(versions: Sequence[TypeDecl]) -> StructType:
@@ -140,10 +140,10 @@ def schema_of(versions: Sequence[TypeDecl]) -> StructType:
 def _kinds_of(versions: Sequence[TypeDecl]) -> dict[str, Kind]:
     """The types of the columns: each takes the values of all versions, if that of one does."""
     kinds = {}
-    for name, words, _ in max((version.fields for version in versions), key=len, default=()):
+    for name, text, _ in max((version.fields for version in versions), key=len, default=()):
         every = [kind for version in versions for each, kind, _ in version.fields if each == name]
         fits = (w for w in every if all(w == o or takes(w, o, marked=False) for o in every))
-        kinds[name] = kind_of(next(fits, words))
+        kinds[name] = kind_of(next(fits, text))
     return kinds
 
 
@@ -298,7 +298,7 @@ def _by_place(
 ) -> Callable[[Any, int], list[Any]]:
     """Rows of events of a version of a type."""
     places = {field[0]: place for place, field in enumerate(version.fields)}
-    kinds = {name: kinds.get(name) or kind_of(words) for name, words, _ in version.fields}
+    kinds = {name: kinds.get(name) or kind_of(text) for name, text, _ in version.fields}
     fields = [
         kinds[name].decoded if name in names else msgspec.Raw for name, _, _ in version.fields
     ]

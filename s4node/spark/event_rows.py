@@ -25,7 +25,7 @@ from s4node.errors import ConfigError, EventError, KeyFinderError, SinkError
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.events.schema import EventType, raws_in
-from s4node.events.type_words import words
+from s4node.events.type_text import type_text
 from s4node.net.wire import frame as wire
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class EventRows:
         for field in info.fields:
             name = field.encode_name
             column = columns.get(name, name)
-            said = words(field.type, (cls,))
+            said = type_text(field.type, (cls,))
             if column not in at:
                 absent = absent or name
                 if field.required:

@@ -206,7 +206,7 @@ def _probe(java: Path, *options: str) -> tuple[int, Path]:
     except OSError as error:
         raise RuntimeError(f"cannot be started ({error.strerror})") from error
     except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"did not tell its version in {_PROBE_SECONDS:.0f} s") from error
+        raise RuntimeError(f"did not print its version in {_PROBE_SECONDS:.0f} s") from error
     text = answer.stdout.decode(errors="replace")
     version = _SPECIFICATION.search(text) or _BANNER.search(text)
     if answer.returncode != 0 or version is None:

@@ -57,7 +57,7 @@ class PartitionFrames:
             deliver=self._arrived.put,
             epochs={partition: epoch} if epoch else {},
         )
-        self._told = False
+        self._reported = False
         self._stop: trio.Event
         self._token: trio.lowlevel.TrioToken
         self._ready = threading.Event()
@@ -127,6 +127,6 @@ class PartitionFrames:
             nursery.cancel_scope.cancel()
 
     def _take_news(self) -> None:
-        if self._reading.error is not None and not self._told:
-            self._told = True
+        if self._reading.error is not None and not self._reported:
+            self._reported = True
             self._arrived.put(self._reading.error)

@@ -2,7 +2,7 @@
 
 Rules
 - An unknown option is refused: a misspelled one would have no effect.
-- A place in a stream is a startpoint in words, or an offset for each partition.
+- A place in a stream is a startpoint as text, or an offset for each partition.
 """
 
 from __future__ import annotations
@@ -126,19 +126,19 @@ def _number(options: Options, name: str, kind: type[Any], below: float = 1e18) -
 
 def parse_start(option: str, text: str) -> Startpoint | dict[int, int]:
     """A place to begin or to end at, from the text of an option; raises ConfigError."""
-    words = text.strip()
-    first, _, rest = words.partition(" ")
+    given = text.strip()
+    first, _, rest = given.partition(" ")
     try:
-        if words == "oldest":
+        if given == "oldest":
             return Oldest()
-        if words == "upcoming":
+        if given == "upcoming":
             return Upcoming()
-        if first == "offset" or re.fullmatch(r"\d+", words):
-            return Specific(int(rest or words))
+        if first == "offset" or re.fullmatch(r"\d+", given):
+            return Specific(int(rest or given))
         if first == "timestamp":
             return Timestamp(_millis(rest.strip()))
-        if words.startswith("{"):
-            offsets = msgspec.json.decode(words, type=dict[int, int])
+        if given.startswith("{"):
+            offsets = msgspec.json.decode(given, type=dict[int, int])
             check_places(offsets)
             return offsets
     except (ValueError, StartpointError, msgspec.MsgspecError) as error:

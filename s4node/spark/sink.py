@@ -295,13 +295,13 @@ class Sink:
             if isinstance(message, Staged) and message.batch >= 0:
                 sink = message.sink
         if sink:
-            self._tell("sink.abort", sink, over=over)
+            self._request("sink.abort", sink, over=over)
 
     def end_write(self, sink: str) -> None:
         """Have the node forget a sink whose only batch is published."""
-        self._tell("sink.end", sink)
+        self._request("sink.end", sink)
 
-    def _tell(self, question: str, sink: str, **arguments: Any) -> None:
+    def _request(self, question: str, sink: str, **arguments: Any) -> None:
         """Ask for what may also be left undone: an error here would hide how the write has ended,
         and the node drops unpublished attempts by itself."""
         target = self._target

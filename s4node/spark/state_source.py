@@ -49,7 +49,7 @@ from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
 from s4node.state.job import folder_of, named_folder
-from s4node.state.remote_job import depot_of
+from s4node.state.remote_job import remote_job_of
 from s4node.state.task_state import TaskState
 
 _KNOWN = {"state", "savepoint", "folder", "url", "cluster", "path"}
@@ -112,7 +112,7 @@ class Wanted:
     def place(self) -> SavepointPlace:
         config = Config.from_values(self.settings)
         job = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self.app)
-        return savepoints_of(job, depot_of(config, job))
+        return savepoints_of(job, remote_job_of(config, job))
 
     @property
     def manifest(self) -> Manifest:
@@ -161,7 +161,7 @@ def schema(options: Mapping[str, str]) -> StructType:
         )
     columns = [] if found and key is None else [StructField("key", _key_type(key), True)]
     if wanted.name in pes:
-        columns += [StructField(name, kind_of(words).spark, True) for name, words in fields]
+        columns += [StructField(name, kind_of(text).spark, True) for name, text in fields]
     else:
         columns.append(StructField("value", StringType(), True))
     return StructType(columns)

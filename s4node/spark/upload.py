@@ -79,7 +79,7 @@ class Upload:
         self._reopen = False
         self._bytes = 0
         self._frames = 0
-        self._heard = time.monotonic()
+        self._answered_at = time.monotonic()
         self.hello = self._open_all()
 
     @property
@@ -118,7 +118,7 @@ class Upload:
         try:
             self._pump(lane)
             if self._frames % _LOOK_EVERY == 0:
-                self._hear(0.0)
+                self._receive(0.0)
         except OSError:
             self._open_all()
         self._wait(lambda: self._bytes <= WINDOW_BYTES)
@@ -156,13 +156,13 @@ class Upload:
                     for link in self._links.values():
                         if link not in self._draining:
                             link.send(wire.encode_frame(idle))
-                self._hear(_PAUSE_SECONDS)
+                self._receive(_PAUSE_SECONDS)
                 for lane in self._lanes:
                     self._pump(lane)
             except OSError:
                 self._open_all()
                 asked = 0.0
-            if time.monotonic() > self._heard + self._patience:
+            if time.monotonic() > self._answered_at + self._patience:
                 raise SinkError(self._why_silent())
 
     def _why_silent(self) -> str:
@@ -180,7 +180,7 @@ class Upload:
             f"or raise option patience"
         )
 
-    def _hear(self, seconds: float) -> None:
+    def _receive(self, seconds: float) -> None:
         """Handle what has arrived."""
         links = list(self._links.values())
         for link in links:
@@ -206,7 +206,7 @@ class Upload:
                 )
             lane = self._lanes[ruling.partition]
             if ruling.upto > lane.settled:
-                self._heard = time.monotonic()
+                self._answered_at = time.monotonic()
                 self._settle(lane, ruling.upto)
             lane.limit = ruling.limit
             if ruling.outcome == wire.EXPECTED:
@@ -240,7 +240,7 @@ class Upload:
             try:  # a failure leaves no connection open
                 hello = self._open_once(max(0.1, until - time.monotonic()))
                 if hello is not None:
-                    self._heard = time.monotonic()
+                    self._answered_at = time.monotonic()
                     for lane in self._lanes:
                         self._pump(lane)
                     return hello

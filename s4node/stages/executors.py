@@ -293,14 +293,14 @@ _ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "left": (_nothing, "nothing"),
     "next_at": (_time, "a time"),
 }
-"""The conversions of the results of an executor's methods, and their types in words."""
+"""The conversions of the results of an executor's methods, and their types as text."""
 
 
 def _checked(
     method: Callable[..., Any], blamed: str, wanted: tuple[Callable[[Any], Any], str]
 ) -> Callable[..., Any]:
     """A method of an author's executor; its errors say which setting named it."""
-    of_answer, words = wanted
+    of_answer, expected = wanted
 
     def called(*arguments: Any, **named: Any) -> Any:
         try:
@@ -313,6 +313,6 @@ def _checked(
         try:
             return of_answer(answer)
         except TypeError:
-            raise S4Error(f"{blamed} returned {answer!r}; it has to return {words}") from None
+            raise S4Error(f"{blamed} returned {answer!r}; it has to return {expected}") from None
 
     return called

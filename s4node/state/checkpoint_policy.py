@@ -39,7 +39,7 @@ class CheckpointRetention:
         folder: Path,
         epoch: int,
         policy: Policy,
-        shipment: RemoteTask | None,
+        remote_task: RemoteTask | None,
         clock: Callable[[], float] | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
@@ -49,12 +49,12 @@ class CheckpointRetention:
         self._clock = clock or clocks.steady
         self._now = now or clocks.wall
         self._last = self._clock()
-        self._shipment = shipment
+        self._remote_task = remote_task
 
     @property
     def due(self) -> bool:
         """Return True if the next commit is to be followed by a checkpoint."""
-        if self._shipment is not None and self._shipment.due:
+        if self._remote_task is not None and self._remote_task.due:
             return True
         return 0 < self._policy.interval <= self._clock() - self._last
 
@@ -76,14 +76,14 @@ class CheckpointRetention:
                 reason=str(error),
             )
             return None
-        if self._shipment is None or self._shipment.uploading:
+        if self._remote_task is None or self._remote_task.uploading:
             return None
-        return self._shipment.upload_of(folder, state.last)
+        return self._remote_task.upload_of(folder, state.last)
 
     def take_over(self, state: TaskState) -> None:
         """Ship, before the first commit, the state that this owner starts from."""
-        if self._shipment is not None:
-            self._shipment.take_over(state.last, state.owners, lambda: self._kept(state))
+        if self._remote_task is not None:
+            self._remote_task.take_over(state.last, state.owners, lambda: self._kept(state))
 
     def _kept(self, state: TaskState) -> Path:
         one = epochs.keep(self._folder, self._epoch, state.database, state.last[1], self._now())

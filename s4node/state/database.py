@@ -16,7 +16,7 @@ Rules
   wait meanwhile. While that fails, because the disk is still full, rows can be read all the same.
 - Damage is found when it is read: a missing or truncated file, and a bad checksum in the log of
   commits, when the database is opened; a bad checksum in a table when its row is read. A file in
-  the folder then tells the next owner that the database is damaged.
+  the folder then marks the database as damaged for the next owner.
 """
 
 from __future__ import annotations
@@ -453,7 +453,7 @@ def _error_for(folder: Path, error: Exception) -> StateError | StoreCorrupt:
     if isinstance(error, OSError):
         return StateError(f"{folder} cannot be used: {error.strerror or error}")
     text = str(error)
-    if any(word in text for word in ("Corruption", "Invalid argument", "No such file")):
+    if any(part in text for part in ("Corruption", "Invalid argument", "No such file")):
         return StoreCorrupt(
             f"{folder} is damaged: {text}; restart the job: it resumes from the part that is "
             f"sound, or says why it cannot"

@@ -94,8 +94,8 @@ def task_folder(folder: Path, task: str) -> Path:
     return named_folder(folder / "tasks", task)
 
 
-def known_job(folder: Path, depot: RemoteJob | None) -> tuple[JobGuard | None, list[str]]:
-    """The job with progress in ``folder`` or ``depot``, None if there is none, and its tasks."""
+def known_job(folder: Path, remote_job: RemoteJob | None) -> tuple[JobGuard | None, list[str]]:
+    """The job with progress in ``folder`` or ``remote_job``, if there is one, and its tasks."""
     guard, tasks = None, set[str]()
     if (folder / FILE).is_file():
         store = TaskClaims(folder)
@@ -104,30 +104,30 @@ def known_job(folder: Path, depot: RemoteJob | None) -> tuple[JobGuard | None, l
             tasks.update(store.tasks())
         finally:
             store.close()
-    if depot is not None:
-        there = depot.job()
+    if remote_job is not None:
+        there = remote_job.job()
         if there is not None:
             if there.follows(guard):  # the tasks here are those of a former layout
                 tasks.clear()
             guard = there if guard is None else there.over(guard)
         here = {safe_name(task) for task in tasks}
-        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
+        tasks.update(task_of(each) for each in remote_job.tasks() if each not in here)
     return guard, sorted(task for task in tasks if guard is None or guard.has(task))
 
 
-def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> str:
+def identity_of(folder: Path, remote_job: RemoteJob | None, *, new: bool = True) -> str:
     """The identity of the state of the job in ``folder``, which all its copies share.
 
-    A folder without one gets that of ``depot``, or a new one; without ``new`` nothing is written,
-    and the result may be empty. Of several callers the first one decides. Raises ProgressUnwritten
-    if the folder cannot be written, or the depot cannot be reached.
+    A folder without one gets that of ``remote_job``, or a new one. Without ``new`` nothing is
+    written, and the result may be empty. Of several callers the first one decides. Raises
+    ProgressUnwritten if the folder cannot be written, or the URL cannot be reached.
     """
     place = folder / "identity"
     try:
         own = place.read_text() if place.exists() else ""
         there = own or (tokens.fresh(_IDENTITY_BYTES) if new else "")
-        if depot is not None:
-            there = depot.identity(there)
+        if remote_job is not None:
+            there = remote_job.identity(there)
         if there != own and new:
             disk.make_folders(folder)
             if own:
@@ -176,33 +176,33 @@ class Progress(NamedTuple):
 
 @contextmanager
 def saved_state(
-    folder: Path, task: str, depot: RemoteJob | None = None
+    folder: Path, task: str, remote_job: RemoteJob | None = None
 ) -> Iterator[TaskState | None]:
     """A copy of the state of a task of the job in ``folder``; None if there is none.
 
-    With ``depot`` it is the state that the next owner would start from, shipped or local. Raises
-    StoreCorrupt if it is damaged, and StateError if it cannot be read.
+    With ``remote_job`` it is the state that the next owner would start from, shipped or local.
+    Raises StoreCorrupt if it is damaged, and StateError if it cannot be read.
     """
     place = task_folder(folder, task)
-    if depot is None and not epochs.epochs_of(place):
+    if remote_job is None and not epochs.epochs_of(place):
         yield None
         return
-    shipment = None if depot is None else depot.task(place.name)
-    with epochs.copied(place, shipment) as database:
+    remote_task = None if remote_job is None else remote_job.task(place.name)
+    with epochs.copied(place, remote_task) as database:
         yield TaskState(database, crc32m)
 
 
 def current_states(
-    folder: Path, tasks: Sequence[str], depot: RemoteJob | None
+    folder: Path, tasks: Sequence[str], remote_job: RemoteJob | None
 ) -> tuple[Callable[[str], AbstractContextManager[TaskState | None]], set[str]]:
     """A function that opens a copy of the state that a task's next owner would start from, and the
-    names of the ``tasks`` whose state is only in ``depot``, from where it is fetched."""
-    shipped = [] if depot is None else depot.tasks()
+    names of the ``tasks`` whose state is only in ``remote_job``, from where it is fetched."""
+    shipped = [] if remote_job is None else remote_job.tasks()
     places = {task: task_folder(folder, task) for task in tasks}
     there = {task for task, place in places.items() if place.name in shipped}
 
     def opened(task: str) -> AbstractContextManager[TaskState | None]:
-        return saved_state(folder, task, depot if task in there else None)
+        return saved_state(folder, task, remote_job if task in there else None)
 
     return opened, {task for task in there if not epochs.epochs_of(places[task])}
 
@@ -212,7 +212,7 @@ def taken_over(
     folder: Path,
     store: TaskClaims,
     task: str,
-    depot: RemoteJob | None,
+    remote_job: RemoteJob | None,
     saved: Path | None = None,
     above: int = 0,
 ) -> Iterator[tuple[Claim, TaskState]]:
@@ -222,14 +222,14 @@ def taken_over(
     fence is higher than ``above``.
     """
     place = task_folder(folder, task)
-    shipment = None if depot is None else depot.task(place.name)
-    above = max(above, epochs.highest(place), 0 if shipment is None else shipment.highest())
+    remote_task = None if remote_job is None else remote_job.task(place.name)
+    above = max(above, epochs.highest(place), 0 if remote_task is None else remote_task.highest())
     claim = store.claim(task, "", 0, above)
-    if shipment is not None:
-        shipment.claim(claim.fence, "", 0)
-    elsewhere = shipment if saved is None else None
+    if remote_task is not None:
+        remote_task.claim(claim.fence, "", 0)
+    elsewhere = remote_task if saved is None else None
     database = epochs.claim(place, claim.fence, Database, elsewhere, saved)
-    state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
+    state = TaskState(database, crc32m, fence=claim.fence, ship=remote_task)
     try:
         yield claim, state
     finally:

@@ -85,7 +85,7 @@ class KeyValueStore(Generic[K, V]):
         self._saver = saver_of(spec.value)
         # values of these types decode to themselves; others are decoded on trial by put
         self._plain = next((each for each in _PLAIN if each is spec.value), None)
-        self._words = spec.value.__name__ if isinstance(spec.value, type) else str(spec.value)
+        self._type = spec.value.__name__ if isinstance(spec.value, type) else str(spec.value)
         self._ttl_ms = max(1, int(min(spec.ttl, _LONGEST) * 1000)) if spec.ttl else 0
         # gives the time at which a row has to end to have expired; None if rows never expire
         self._over: Callable[[], float] | None = None
@@ -238,7 +238,7 @@ class KeyValueStore(Generic[K, V]):
                 self._decode(data)
             except msgspec.MsgspecError as error:
                 raise StateError(
-                    f"store {self.spec.name!r}: the value of {key!r} is not of type {self._words}: "
+                    f"store {self.spec.name!r}: the value of {key!r} is not of type {self._type}: "
                     f"{error}"
                 ) from error
         if self._ttl_ms:
@@ -255,7 +255,7 @@ class KeyValueStore(Generic[K, V]):
         except msgspec.MsgspecError as error:
             raise StateError(
                 f"store {self.spec.name!r} holds a value for {key!r} that is not of type "
-                f"{self._words}: {error}; fields may only be appended, with defaults"
+                f"{self._type}: {error}; fields may only be appended, with defaults"
             ) from error
 
     def _run(self, group: int, first: bytes, last: bytes) -> Iterator[tuple[bytes, K, V]]:

@@ -50,7 +50,7 @@ _PROBES = 8
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_FULL_WORDS = ("quota", "storage full", "storagefull", "insufficient storage", "no space")
+_FULL_TEXTS = ("quota", "storage full", "storagefull", "insufficient storage", "no space")
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -236,7 +236,7 @@ class RemoteFiles:
         return not _OBJECT_STORES.isdisjoint(protocols)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Translate errors of the file system into StateError."""
         try:
             yield
@@ -305,7 +305,7 @@ def _content(found: bytes | Exception) -> bytes | None:
 def _kind_and_fix(error: Exception) -> tuple[type[StateError], str]:
     """The kind of an error of a file system, and what to do about it."""
     number, text = getattr(error, "errno", None), str(error).lower()
-    if number in _FULL or any(words in text for words in _FULL_WORDS):
+    if number in _FULL or any(part in text for part in _FULL_TEXTS):
         return StateUnreachable, (
             "the place is full: free some space or raise its quota; then starts and commits go on "
             "by themselves, and a command has to be repeated"

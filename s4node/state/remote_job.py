@@ -42,7 +42,7 @@ class RemoteJob:
 
     def admit(self, job: JobGuard) -> None:
         """Record this job; raises CheckpointError if the copy belongs to another job."""
-        with self.files.told():
+        with self.files.translate_errors():
             self.files.make_folder(self._guards)
             number, before = self._last()
             if before is not None:
@@ -59,7 +59,7 @@ class RemoteJob:
         names of their folders; owners of the others are fenced."""
         for name in set(self.tasks()).difference(keep):
             self.task(name).retire()
-        with self.files.told():
+        with self.files.translate_errors():
             number, before = self._last()
             if job.follows(before):
                 self._record(number + 1, job)
@@ -70,7 +70,7 @@ class RemoteJob:
 
     def job(self) -> JobGuard | None:
         """The job that last shipped here, if any."""
-        with self.files.told():
+        with self.files.translate_errors():
             return self._last()[1]
 
     def _last(self) -> tuple[int, JobGuard | None]:
@@ -84,7 +84,7 @@ class RemoteJob:
     def append_mode(self) -> str:
         """How owners append to the logs of tasks, as recorded. Raises StateError if this container
         cannot."""
-        with self._choosing, self.files.told():
+        with self._choosing, self.files.translate_errors():
             if not self._append_mode:
                 self._append_mode = self._recorded_append_mode()
             return self._append_mode
@@ -116,7 +116,7 @@ class RemoteJob:
         """The identity of the copy; ``own`` if it has none. If that is empty, too, nothing is
         written. Two callers must take turns."""
         place = f"{self.files.root}/identity"
-        with self.files.told():
+        with self.files.translate_errors():
             if not self.files.fs.exists(place):
                 if not own:
                     return ""
@@ -133,7 +133,7 @@ class RemoteJob:
         return self._folders(f"{self.files.root}/tasks")
 
     def _folders(self, place: str) -> list[str]:
-        with self.files.told():
+        with self.files.translate_errors():
             return sorted(self.files.names(place))
 
     def task(self, name: str) -> RemoteTask:
@@ -141,7 +141,7 @@ class RemoteJob:
         return RemoteTask(self.files, name, self.append_mode, self._restore_seconds)
 
 
-def depot_of(config: Config, folder: Path) -> RemoteJob | None:
+def remote_job_of(config: Config, folder: Path) -> RemoteJob | None:
     """The copy of the job in ``folder``, or None if its state is not shipped."""
     url, sync = config[settings.STATE_URL], config[settings.STATE_SYNC] == "full"
     seconds = config[settings.STATE_RESTORE_TIME]

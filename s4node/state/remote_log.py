@@ -453,7 +453,7 @@ class Tail(NamedTuple):
     """The newest checkpoint with its number, and the entries after its base in order.
 
     ``damaged`` is the highest number of an entry that is missing or damaged; 0 if there is none.
-    What comes after it is left out. ``whole`` is False if the state cannot be told: no checkpoint
+    What comes after it is left out. ``whole`` is False if the state is not known: no checkpoint
     is left, and the log does not begin with its first entry. ``gone`` is True if a listed object
     was not there any more.
     """

@@ -66,7 +66,7 @@ class RemoteTask:
     """The copy of a task; ``name`` is that of its folder. Call ``highest``, then ``claim``, then
     ``restored``, then ``take_over``.
 
-    ``append_mode`` tells how to append; without it the copy is only read. Fetching the commits
+    ``append_mode`` is how to append; without it the copy is only read. Fetching the commits
     after a checkpoint shall take at most ``restore_seconds``.
     """
 
@@ -104,7 +104,7 @@ class RemoteTask:
 
     def highest(self) -> int:
         """The highest fence under which the task is claimed; 0 if there is none."""
-        with self._files.told():
+        with self._files.translate_errors():
             for folder in _FOLDERS:
                 self._files.make_folder(f"{self._root}/{folder}")
             self._listed = self._answer(remote_log.Both())
@@ -129,7 +129,7 @@ class RemoteTask:
         more. The log stays, so that no owner can append to it."""
         self.claim(self.highest() + 1, "", 0)
         names = self.names_in("files")
-        with self._files.told():
+        with self._files.translate_errors():
             self._files.remove(f"{self._root}/files/{name}" for name in names)
 
     @property
@@ -177,7 +177,7 @@ class RemoteTask:
             if tail.damaged:
                 log.error(
                     "a shipped commit is missing or damaged; inputs are processed again from the "
-                    "one before it, and events that producers were told are safe may be lost",
+                    "one before it, and acknowledged events of producers may be lost",
                     place=f"{self.url}/log",
                     entry=tail.damaged,
                     found=tail.last[1],
@@ -311,7 +311,7 @@ class RemoteTask:
             self.fetched += 1
 
         self.wanted = self.fetched + len(files)
-        with self._files.told():
+        with self._files.translate_errors():
             at_once(fetch, files.items())
 
     @property
@@ -402,7 +402,7 @@ class RemoteTask:
         before = self._kept[-1].files.values() if self._kept else ()
         known = {stored.hash: stored for stored in before}
         files: dict[str, StoredFile] = {}
-        with self._files.told():
+        with self._files.translate_errors():
             for path in [] if folder is None else sorted(folder.iterdir()):
                 if path.name in _NOT_SHIPPED or path.name.startswith("LOG."):
                     continue
@@ -436,7 +436,7 @@ class RemoteTask:
             return
         self.run(remote_log.sweep(self._kept[0].base, self._removable, self.url))
         unused = remote_log.unused(self.names_in("files"), self.owner, self._kept)
-        with self._files.told():
+        with self._files.translate_errors():
             self._files.remove(f"{self._root}/files/{name}" for name in unused)
 
     # -- objects -----------------------------------------------------------------------------
@@ -455,7 +455,7 @@ class RemoteTask:
             request = next(steps)
             while True:
                 try:
-                    with self._files.told():
+                    with self._files.translate_errors():
                         answer = self._answer(request)
                 except StateError as error:
                     request = steps.throw(error)
@@ -483,7 +483,7 @@ class RemoteTask:
                 return self._files.remove(f"{self._root}/{place}" for place in places)
 
     def names_in(self, folder: str) -> list[str]:
-        with self._files.told():
+        with self._files.translate_errors():
             return self._files.names(f"{self._root}/{folder}")
 
 

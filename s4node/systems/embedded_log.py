@@ -72,7 +72,7 @@ class EmbeddedLog:
         self.name = name
         self.address = address
         self._timeout = timeout
-        self._link = ReaderLink(address, self._heard, credentials)
+        self._link = ReaderLink(address, self._on_news, credentials)
         self._news = trio.lowlevel.ParkingLot()
         self._readers: set[_Reader] = set()
         self._me = f"{name}-{tokens.fresh(6)}"
@@ -290,9 +290,9 @@ class EmbeddedLog:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _heard(self) -> None:
+    def _on_news(self) -> None:
         for reader in self._readers:
-            reader.heard()
+            reader.on_news()
         self._news.unpark_all()
 
     def _wake(self) -> None:
@@ -416,7 +416,7 @@ class _Reader:
         self.stop()
         self._log._closed(self)
 
-    def heard(self) -> None:
+    def on_news(self) -> None:
         """Wake a waiting ``read``."""
         if self._arrived or self.reading.error is not None:
             self._news.unpark_all()

@@ -212,7 +212,7 @@ class MemorySystem:
     async def wait_news(self) -> None:
         await self._changed.park()
 
-    def tell(self) -> None:
+    def wake_all(self) -> None:
         """Wake everything that waits for a change."""
         self._changed.unpark_all()
 
@@ -337,7 +337,7 @@ class _Reader:
 
     def resume(self) -> None:
         self._paused = False
-        self._system.tell()
+        self._system.wake_all()
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -260,7 +260,7 @@ class RealStore(Store):
         self._task = task
 
     def answer(self, request: Request) -> Any:
-        with self._task._files.told():
+        with self._task._files.translate_errors():
             return self._task._answer(request)
 
     def put(self, put: Put) -> bool:

@@ -89,7 +89,7 @@ def test_how_owners_append_is_recorded_once_and_who_cannot_is_refused(tmp_path: 
 )
 def test_a_place_that_refuses_says_what_to_do(error: OSError, fix: str, tmp_path: Path) -> None:
     files = RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).files
-    with pytest.raises(StateError) as caught, files.told():
+    with pytest.raises(StateError) as caught, files.translate_errors():
         raise error
     text = str(caught.value)
     assert text.startswith(f"file://{tmp_path}/depot/here/app cannot be read or written: ")

@@ -50,7 +50,10 @@ def test_a_large_object_that_a_server_refuses_is_not_sent(monkeypatch: pytest.Mo
         find_servers_at(server.getsockname()[1], monkeypatch)
         sent = thread.submit(bytes_of_a_refused_request, server)
         files = RemoteJob("s3://bucket/state", Path("here/app")).files
-        with pytest.raises(StateError, match="Access Denied; give this node's user"), files.told():
+        with (
+            pytest.raises(StateError, match="Access Denied; give this node's user"),
+            files.translate_errors(),
+        ):
             files.put(f"{files.root}/tasks/t/log/1", bytes(20_000_000))
         assert sent.result() < 10_000
 

@@ -79,7 +79,7 @@ _TIMES = {"float", "int", "datetime"}
 def time_problems(stream: Stream, name: str) -> Iterable[str]:
     """The mistakes in the field that has the time of a stream's events."""
     for kind in stream.types:
-        fields = {field: words for field, words, _ in kind.declaration.fields}
+        fields = {field: text for field, text, _ in kind.declaration.fields}
         if issubclass(kind.cls, msgspec.Struct) and fields.get(name) not in _TIMES:
             has = f"is {fields[name]}" if name in fields else "is not there"
             yield (
@@ -89,7 +89,7 @@ def time_problems(stream: Stream, name: str) -> Iterable[str]:
 
 
 def time_rule(stream: Stream) -> TimeRule | None:
-    """How the events of a stream tell their time; None if they do not."""
+    """The rule for the time of a stream's events; None if they have none."""
     if stream.time is None:
         return None
     if not stream.time.field:

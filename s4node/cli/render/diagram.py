@@ -27,7 +27,7 @@ OF_THE_APP = ""
 
 @dataclass(frozen=True)
 class PE:
-    """A PE. ``notes`` are its settings in words, such as "every 0.5 s"."""
+    """A PE. ``notes`` are its settings, such as "every 0.5 s"."""
 
     name: str
     class_name: str
@@ -53,13 +53,13 @@ class Edge:
 
     @property
     def carries(self) -> str:
-        """The event types and the key, in words."""
-        words = [", ".join(self.types)]
+        """The event types and the key."""
+        parts = [", ".join(self.types)]
         if self.key:
-            words.append(f"by {self.key}")
+            parts.append(f"by {self.key}")
         if self.broadcast:
-            words.append("to all partitions")
-        return " ".join(filter(None, words))
+            parts.append("to all partitions")
+        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True)

@@ -195,24 +195,24 @@ def assign(
     former = {home for home in homes if isinstance(home, str)}
     former.update(kept[index] for index in orphaned if kept[index])
     chosen = _active(open_, names, former, containers)
-    heir_of = {names[key]: key for key in chosen}
+    receivers = {names[key]: key for key in chosen}
     for index in orphaned:
-        homes[index] = heir_of.get(kept[index], homes[index])
+        homes[index] = receivers.get(kept[index], homes[index])
     shared = balance([homes[index] for index in free], {key: names[key] for key in chosen})
-    heirs = dict(zip(free, shared, strict=True))
+    next_owners = dict(zip(free, shared, strict=True))
     epoch = before.epoch + 1
     owners: list[Owner] = []
     for index, owner in enumerate(old):
-        heir = heirs.get(index)
-        if index not in heirs:
+        next_owner = next_owners.get(index)
+        if index not in next_owners:
             owners.append(owner)
-        elif heir is None:
+        elif next_owner is None:
             nobody_had_it = owner.epoch and not owner.session
             owners.append(owner if nobody_had_it else Owner(epoch=epoch))
-        elif heir == owner.key:
+        elif next_owner == owner.key:
             owners.append(owner)
         else:
-            member = alive[heir]
+            member = alive[next_owner]
             owners.append(Owner(member.name, member.address, member.session, epoch))
     able = [alive[key] for key in open_ if alive[key].follows]
     standbys = _standbys(owners, able, kept, away, {m.name: m.zone for m in members})
@@ -306,11 +306,11 @@ def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key 
     former owner, or "". ``members`` are the possible owners by key, with their names. If there are
     none, an orphan's owner is None.
     """
-    heirs = [None if isinstance(home, str) else home for home in homes]
+    next_owners = [None if isinstance(home, str) else home for home in homes]
     if not members:
-        return heirs
-    load = Counter(heir for heir in heirs if heir is not None)
-    orphans = [index for index, heir in enumerate(heirs) if heir is None]
+        return next_owners
+    load = Counter(next_owner for next_owner in next_owners if next_owner is not None)
+    orphans = [index for index, next_owner in enumerate(next_owners) if next_owner is None]
     wanted = Counter(home for home in homes if isinstance(home, str))
     share = dict.fromkeys(members, 0)
     for _ in orphans:
@@ -325,14 +325,14 @@ def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key 
         if key is not None and share[key]:
             share[key] -= 1
             load[key] += 1
-            heirs[index] = key
+            next_owners[index] = key
     for index in orphans:
-        if heirs[index] is None:
-            heir = min((key for key in members if share[key]), key=lambda key: load[key])
-            share[heir] -= 1
-            load[heir] += 1
-            heirs[index] = heir
-    return heirs
+        if next_owners[index] is None:
+            next_owner = min((key for key in members if share[key]), key=lambda key: load[key])
+            share[next_owner] -= 1
+            load[next_owner] += 1
+            next_owners[index] = next_owner
+    return next_owners
 
 
 def moves(
@@ -356,21 +356,21 @@ def moves(
     sharing = set(ranked[: containers or len(ranked)])
     change = _levelled({key: len(each) for key, each in held.items()}, sharing)
     gets = {key: max(change[key], 0) for key in alive}
-    heir_of = {alive[key].name: key for key in alive if gets[key]}
+    receivers = {alive[key].name: key for key in alive if gets[key]}
     found: dict[int, Member] = {}
     leaving: list[int] = []
     for giver, partitions in held.items():
         gives = max(-change[giver], 0)
         for partition in reversed(partitions if assignment.standbys else ()):
-            heir = heir_of.get(assignment.standbys[partition])
-            if gives and heir is not None and gets[heir]:
-                found[partition] = alive[heir]
-                gets[heir] -= 1
+            next_owner = receivers.get(assignment.standbys[partition])
+            if gives and next_owner is not None and gets[next_owner]:
+                found[partition] = alive[next_owner]
+                gets[next_owner] -= 1
                 gives -= 1
         others = [each for each in partitions if each not in found]
         leaving += others[len(others) - gives :]
-    heirs = (alive[key] for key in alive for _ in range(gets[key]))
-    return found | dict(zip(sorted(leaving), heirs, strict=True))
+    next_owners = (alive[key] for key in alive for _ in range(gets[key]))
+    return found | dict(zip(sorted(leaving), next_owners, strict=True))
 
 
 def _levelled(load: dict[Key, int], sharing: Collection[Key]) -> dict[Key, int]:
@@ -389,15 +389,15 @@ def _levelled(load: dict[Key, int], sharing: Collection[Key]) -> dict[Key, int]:
         load[poorest] += 1
 
 
-def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignment:
+def handed_over(assignment: Assignment, next_owners: Mapping[int, Member]) -> Assignment:
     """The assignment after these partitions were handed over. A new owner that was the standby
     changes places with the former one, which has the state."""
     epoch = assignment.epoch + 1
     owners, standbys = list(assignment.owners), list(assignment.standbys)
-    for partition, heir in heirs.items():
-        if standbys and standbys[partition] == heir.name:
+    for partition, next_owner in next_owners.items():
+        if standbys and standbys[partition] == next_owner.name:
             standbys[partition] = owners[partition].member
-        owners[partition] = Owner(heir.name, heir.address, heir.session, epoch)
+        owners[partition] = Owner(next_owner.name, next_owner.address, next_owner.session, epoch)
     return Assignment(epoch, tuple(owners), assignment.origin, tuple(standbys))
 
 

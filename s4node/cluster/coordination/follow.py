@@ -27,18 +27,18 @@ async def follow(
     ``on_trouble`` is called with the reason when a step has failed; it is then retried. ``on_well``
     is called when a step has succeeded after that: the next step should not wait for news.
     """
-    told = ""
+    reported = ""
     while True:
         try:
             await step()
         except SessionLost:
             raise
         except CoordinationError as error:
-            if told != str(error):
-                told = str(error)
-                on_trouble(told)
+            if reported != str(error):
+                reported = str(error)
+                on_trouble(reported)
             await trio.sleep(_RETRY_SECONDS)
         else:
-            if told:
+            if reported:
                 on_well()
-            told = ""
+            reported = ""

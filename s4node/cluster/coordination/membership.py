@@ -114,8 +114,8 @@ class Membership:
         self._gather_until = 0.0
         self._stay = stay
         self._dead: dict[Key, float] = {}  # owners that are dead, and until when they are awaited
-        self._owed: dict[int, Key] = {}  # partitions, and the next owner that was ready last
-        self._taking: dict[tuple[int, Key], float] = {}  # what we have handed over, and until when
+        self._to_hand_over: dict[int, Key] = {}  # to the next owner that was ready last
+        self._in_transfer: dict[tuple[int, Key], float] = {}  # handed over; until when
         self._group: Group | None = None
         self._running: trio.CancelScope | None = None
         self._left = False
@@ -194,11 +194,11 @@ class Membership:
         gathered = deadline == math.inf
         if gathered and self._is_oldest(group) and await self._write_next(group):
             return
-        awaiting = await self._awaiting(group)
-        self._owed |= awaiting  # a next owner may wait no more when a slow task has stopped
-        self._report(group, on_view, frozenset(awaiting), gathered=gathered)
+        ready = await self._ready_to_take(group)
+        self._to_hand_over |= ready  # a next owner may wait no more when a slow task has stopped
+        self._report(group, on_view, frozenset(ready), gathered=gathered)
         now = trio.current_time()
-        ends = *self._dead.values(), *self._taking.values()
+        ends = *self._dead.values(), *self._in_transfer.values()
         with trio.move_on_at(min([deadline, *(end for end in ends if end > now)])):
             await self._session.wait_change(base, seen)
 
@@ -227,7 +227,7 @@ class Membership:
             self._eligible(group),
             before and before.value,
             self._containers,
-            self._awaited(group),
+            self._owners_expected_back(group),
             self._drained(group),
         )
         if before is None:
@@ -238,7 +238,7 @@ class Membership:
             await self.registry.write_assignment(self.app, after, before and before.version)
         return True
 
-    def _awaited(self, group: Group) -> set[str]:
+    def _owners_expected_back(self, group: Group) -> set[str]:
         """The names of dead owners that may still return."""
         alive = {member.key for member in group.candidates}
         assignment = group.assignment.value if group.assignment is not None else Assignment()
@@ -272,23 +272,23 @@ class Membership:
             return {}
         return moves(group.assignment.value, members, self._containers, self._drained(group))
 
-    async def _awaiting(self, group: Group) -> dict[int, Key]:
+    async def _ready_to_take(self, group: Group) -> dict[int, Key]:
         """Our partitions for which their next owners are ready, and these owners. There is none
         while another new owner takes over what we have handed over to it."""
         mine = self._owned(group.assignment.value)[0] if group.assignment is not None else ()
-        heirs = {index: heir for index, heir in self._moves(group).items() if index in mine}
+        next_owners = {p: member for p, member in self._moves(group).items() if p in mine}
         ready: set[tuple[int, Key]] = set()
-        names = {heir.name for heir in heirs.values()}
-        for name in names.union(name for _, (_, name) in self._taking):
+        names = {member.name for member in next_owners.values()}
+        for name in names.union(name for _, (_, name) in self._in_transfer):
             found = await self.registry.member(self.app, name)
             if found is not None:
                 ready.update((index, (found.session, name)) for index in found.value.ready)
         now = trio.current_time()
-        taking = {each: end for each, end in self._taking.items() if each in ready and end > now}
-        self._taking = taking
-        if taking:
+        ends = self._in_transfer.items()
+        self._in_transfer = {each: end for each, end in ends if each in ready and end > now}
+        if self._in_transfer:
             return {}
-        return {index: heir.key for index, heir in heirs.items() if (index, heir.key) in ready}
+        return {p: member.key for p, member in next_owners.items() if (p, member.key) in ready}
 
     async def take(self, partitions: Iterable[int]) -> None:
         """Say that we are ready to take over these of ``coming``, and no others."""
@@ -297,21 +297,23 @@ class Membership:
             return
         self._info = msgspec.structs.replace(self._info, ready=ready)
 
-        async def tell() -> bool:
+        async def write() -> bool:
             with contextlib.suppress(NoEntry):  # we have left
                 await self.registry.set_member(self.app, self._info)
             return True
 
-        await self._insist(tell, "cannot say that it is ready for a partition")
+        await self._retry(write, "cannot say that it is ready for a partition")
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
-        """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A
-        partition that is no longer owed, or to a member that was not ready for it, comes back to us
-        in a new epoch."""
-        known = [self._group]  # which nearly always is true, and reading takes several round trips
-        await self._insist(partial(self._give, set(partitions), known), "cannot hand over")
+        """Hand over these of ``mine``, which are stopped, to their next owners.
 
-    async def _insist(self, step: Callable[[], Awaitable[bool]], trouble: str) -> None:
+        A partition comes back to us in a new epoch if it is not to be handed over any more, or its
+        next owner was not ready.
+        """
+        known = [self._group]  # which nearly always is true, and reading takes several round trips
+        await self._retry(partial(self._give, set(partitions), known), "cannot hand over")
+
+    async def _retry(self, step: Callable[[], Awaitable[bool]], trouble: str) -> None:
         """Repeat a step on the coordination until it returns True; ``trouble`` is logged."""
         with trio.CancelScope() as done:
 
@@ -329,11 +331,11 @@ class Membership:
         us = next((member for member in self._eligible(group) if member.key == self._key), None)
         if before is None or us is None:  # a leaving member gives up everything anyway
             return True
-        moves, owed = self._moves(group), self._owed
-        heirs = {index: heir for index, heir in moves.items() if owed.get(index) == heir.key}
+        moves, ready = self._moves(group), self._to_hand_over
+        next_owners = {p: member for p, member in moves.items() if ready.get(p) == member.key}
         owners = before.value.owners
         to = {
-            partition: heirs.get(partition, us)
+            partition: next_owners.get(partition, us)
             for partition in given
             if owners[partition].key == self._key
         }
@@ -345,7 +347,8 @@ class Membership:
         except (BadVersion, EntryExists, NoEntry):
             return False
         end = trio.current_time() + TAKING_SECONDS
-        self._taking.update(((index, heir.key), end) for index, heir in to.items() if heir != us)
+        given_away = ((p, member.key) for p, member in to.items() if member != us)
+        self._in_transfer.update(dict.fromkeys(given_away, end))
         return True
 
     def _followed(self, assignment: Assignment) -> frozenset[int]:
@@ -363,7 +366,7 @@ class Membership:
         self,
         group: Group,
         on_view: Callable[[View], None],
-        owed: frozenset[int],
+        to_hand_over: frozenset[int],
         *,
         gathered: bool = True,
     ) -> None:
@@ -371,15 +374,15 @@ class Membership:
         assignment = group.assignment.value if group.assignment else Assignment()
         if gathered and len(assignment.owners) == self._info.partitions:
             mine, former = self._owned(assignment)
-            heirs = self._moves(group)
-            given = frozenset(index for index, heir in heirs.items() if heir.key == self._key)
+            moves = self._moves(group).items()
+            given = frozenset(p for p, member in moves if member.key == self._key)
             view = View(
                 group.epoch,
                 group.owners,
                 group.epochs,
                 mine,
                 group.addresses,
-                owed,
+                to_hand_over,
                 former | given,
                 self._followed(assignment) - mine,
                 assignment.origin,

@@ -19,16 +19,19 @@ async def in_sessions(
     opened: Callable[[], AbstractAsyncContextManager[T]],
     work: Callable[[T], Awaitable[R]],
     what: str,
-    tell: Callable[[str], object],
+    report: Callable[[str], object],
 ) -> R:
-    """The result of ``work`` on what a session has ``opened``. If the session is lost, ``tell`` is
-    told that the work, which is called ``what``, begins again in another one."""
+    """The result of ``work`` on what a session has ``opened``.
+
+    If the session is lost, the work begins again in another one. ``report`` gets a line that says
+    so, in which the work is called ``what``.
+    """
     for _ in range(_MORE_SESSIONS):
         try:
             async with opened() as first:
                 return await work(first)
         except SessionLost as lost:
-            tell(f"{lost}; the {what} goes on in another one")
+            report(f"{lost}; the {what} goes on in another one")
     try:
         async with opened() as last:
             return await work(last)

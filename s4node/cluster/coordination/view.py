@@ -15,9 +15,9 @@ class View:
     """The owners of an app's partitions as one member sees them.
 
     ``epochs`` has the epoch in which each partition got its owner. ``mine`` are the member's own
-    partitions, and ``owed`` those of them that it should hand over now, because their next owners
-    are ready. ``coming`` are the partitions that others should hand over to it, and those of a
-    former member of its name. It ``follows`` the state of the partitions of which it is the
+    partitions, and ``to_hand_over`` those of them that it should hand over now, because their next
+    owners are ready. ``coming`` are the partitions that others should hand over to it, and those of
+    a former member of its name. It ``follows`` the state of the partitions of which it is the
     standby. ``members`` are the addresses of all living members including spares, the oldest first.
     ``epoch`` 0: nothing is assigned yet. ``origin`` names the series of assignments in which epochs
     are counted.
@@ -28,7 +28,7 @@ class View:
     epochs: tuple[int, ...]
     mine: frozenset[int]
     members: tuple[str, ...]
-    owed: frozenset[int] = frozenset()
+    to_hand_over: frozenset[int] = frozenset()
     coming: frozenset[int] = frozenset()
     follows: frozenset[int] = frozenset()
     origin: str = ""

@@ -185,7 +185,7 @@ class Node:
                     limits_of(self.config), self._coordination.end_session
                 ) as self.supervisor:
                     nursery.start_soon(self._stay)
-                    nursery.start_soon(self._tell_redirector)
+                    nursery.start_soon(self._update_redirector)
                     await self._stopping.wait()
                     failures = await self.supervisor.stop()
                     await self._redirector.finish()
@@ -207,29 +207,29 @@ class Node:
 
     async def _follow_sessions(self) -> None:
         """Follow the registry, opening a new session when one is lost."""
-        told = ""
+        reason = ""
         while True:
             try:
                 async with self._coordination.session(f"node {self.name}") as session:
-                    await self._join(session, again=bool(told))
-                    if told:
+                    await self._join(session, again=bool(reason))
+                    if reason:
                         log.info("the node has joined again", node=self.name)
-                        told = ""
+                        reason = ""
                     if not self.ready.is_set():  # at the start, trouble ends the node
                         await self._learn(session)
                     async with self._deployments.served(Registry(session)):
                         await self._follow(session)
             except SessionLost as error:
-                told = str(error)
-                log.warning("the node's session is lost; joining again", reason=told)
+                reason = str(error)
+                log.warning("the node's session is lost; joining again", reason=reason)
             except (LastingTreeError, NameTaken, UnfitNode):
                 raise
             except CoordinationError as error:
                 if not self.ready.is_set():
                     raise
-                if told != str(error):
-                    told = str(error)
-                    log.warning("cannot join again; running containers continue", reason=told)
+                if reason != str(error):
+                    reason = str(error)
+                    log.warning("cannot join again; running containers continue", reason=reason)
             self.registry = None
             await trio.sleep(_AGAIN_SECONDS)
             if self._has_disappeared():
@@ -432,7 +432,7 @@ class Node:
 
     # -- what clients ask ----------------------------------------------------------------------
 
-    async def _tell_redirector(self) -> None:
+    async def _update_redirector(self) -> None:
         while True:
             changed = self.supervisor.changed
             for post in self._posts.values():

@@ -265,7 +265,7 @@ class Store:
         """Store a package; returns its digest. Raises PackageError if it cannot be stored."""
         digest = digest_of(data)
         if self._files is not None:
-            with self._files.told():
+            with self._files.translate_errors():
                 self._files.make_folder(self._files.root)
                 self._files.put(self._object(digest), data)
         if self._local(digest) != data:
@@ -289,13 +289,13 @@ class Store:
     def has(self, digest: str) -> bool:
         if self._files is None:
             return self.file(digest).exists()
-        with self._files.told():
+        with self._files.translate_errors():
             return f"{digest}.zip" in self._files.names(self._files.root)
 
     def remove(self, digest: str) -> None:
         self.file(digest).unlink(missing_ok=True)
         if self._files is not None:
-            with self._files.told(), suppress(FileNotFoundError):
+            with self._files.translate_errors(), suppress(FileNotFoundError):
                 self._files.fs.rm_file(self._object(digest))
 
     def file(self, digest: str) -> Path:
@@ -313,7 +313,7 @@ class Store:
 
     def _fetch(self, digest: str) -> bytes | None:
         assert self._files is not None
-        with self._files.told():
+        with self._files.translate_errors():
             try:
                 return bytes(self._files.fs.cat_file(self._object(digest)))
             except FileNotFoundError:

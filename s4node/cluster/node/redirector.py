@@ -1,4 +1,4 @@
-"""The redirector of a node: tells outside programs which containers run a stream's app.
+"""The redirector of a node: answers outside programs which containers run a stream's app.
 
 Rules
 - The redirector takes no events. It answers a hello with the addresses of the containers that run
@@ -111,11 +111,11 @@ class Redirector:
 
     def news(self) -> None:
         """Report new and ended containers to the clients that asked for their streams."""
-        for connection, told in self._asked.items():
-            for wish in told:
-                found = self._lookup(*wish)
+        for connection, known in self._asked.items():
+            for query in known:
+                found = self._lookup(*query)
                 if not isinstance(found, str):
-                    self._answer(connection, wish, tuple(found))
+                    self._answer(connection, query, tuple(found))
         self._wake()
 
     async def finish(self) -> None:
@@ -162,16 +162,16 @@ class Redirector:
             if self._drain_word and isinstance(header, wire.Hello):
                 connection.answer(self._drain_word)
         elif isinstance(header, wire.Hello):
-            wish = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
-            found = self._lookup(*wish)
+            query = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
+            found = self._lookup(*query)
             if isinstance(found, str):
                 if self.log is not None:
                     found += f"; nor has this node's log: s4 log create {header.stream} creates it"
                 answer = wire.Hello(self._node, "", header.stream, error=found)
                 connection.answer(wire.encode_frame(answer))
             else:
-                self._asked.setdefault(connection, {})[wish] = ()
-                self._answer(connection, wish, tuple(found))
+                self._asked.setdefault(connection, {})[query] = ()
+                self._answer(connection, query, tuple(found))
         elif isinstance(header, wire.Data):
             connection.bad_frame("a node's redirector takes no events; say hello first", header)
         elif isinstance(header, wire.Drain):
@@ -189,11 +189,11 @@ class Redirector:
         return self.log is not None and self.log.gone(connection)
 
     def _answer(
-        self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]
+        self, connection: Connection, query: tuple[str, bool], nodes: tuple[str, ...]
     ) -> None:
-        """Tell a peer which containers it does not know yet; it waits while there are none."""
-        told = self._asked[connection]
-        if nodes and nodes != told[wish]:
-            told[wish] = nodes
-            answer = wire.Hello(self._node, "", wish[0], headers={wire.NODES: list(nodes)})
+        """Send a peer the containers that it does not know yet; it waits while there are none."""
+        known = self._asked[connection]
+        if nodes and nodes != known[query]:
+            known[query] = nodes
+            answer = wire.Hello(self._node, "", query[0], headers={wire.NODES: list(nodes)})
             connection.answer(wire.encode_frame(answer))

@@ -126,7 +126,7 @@ class Restarts:
         self.next_at: float | None = now
         """When to look again at the latest; None if only an exit can change anything."""
         self._stop_wanted = False
-        self._stop_told = False
+        self._stop_sent = False
         self._ready_at: float | None = None
         self._looked = now
 
@@ -136,8 +136,8 @@ class Restarts:
         self._looked = now
         if paused > 2 * LOOK_SECONDS and self.next_at and self.phase is not Phase.WAITING:
             self.next_at += paused
-        if self.phase is Phase.STOPPING and not self._stop_told:
-            self._stop_told = True
+        if self.phase is Phase.STOPPING and not self._stop_sent:
+            self._stop_sent = True
             return Action.STOP
         if self.next_at is None or now < self.next_at:
             return None
@@ -168,7 +168,7 @@ class Restarts:
             self.next_at = now + self.limits.pulse
 
     def go(self, now: float) -> None:
-        """Report that a prepared process is told to begin; does nothing if it has ended."""
+        """Report that a prepared process gets the order to begin; does nothing if it has ended."""
         if self.phase is Phase.RUNNING:
             self._go(Seen.GO)
             self.next_at = now + self.limits.start

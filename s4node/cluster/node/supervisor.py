@@ -176,7 +176,7 @@ class ContainerProcess:
                     await self._wait_look()
         finally:
             self.ended.set()
-            self._tell()
+            self._announce()
 
     async def _live(self) -> None:
         """Run one process from its start to its end."""
@@ -193,16 +193,16 @@ class ContainerProcess:
             self._line = line = trio.SocketStream(trio.socket.from_stdlib_socket(near))
             try:
                 async with trio.open_nursery() as nursery:
-                    heard_all = trio.Event()
+                    read_all = trio.Event()
                     nursery.start_soon(self._drive, nursery)
-                    nursery.start_soon(self._listen, line, heard_all)
+                    nursery.start_soon(self._listen, line, read_all)
                     await self._say(self.begin)
                     await _wait_gone(process)
                     if process.returncode:  # before others take its tasks over
                         self._died_while = self._find_event(process.pid)
                     await self._leave_cluster()
                     with trio.move_on_after(_READ_ON_SECONDS):
-                        await heard_all.wait()
+                        await read_all.wait()
                     nursery.cancel_scope.cancel()
             finally:
                 with trio.CancelScope(shield=True):
@@ -250,27 +250,27 @@ class ContainerProcess:
                 case _:
                     await self._wait_look()
 
-    async def _listen(self, line: trio.SocketStream, heard_all: trio.Event) -> None:
+    async def _listen(self, line: trio.SocketStream, read_all: trio.Event) -> None:
         lines = supervisor_protocol.Lines()
         try:
             async for data in line:
                 for text in lines.feed(data):
-                    self._heard(supervisor_protocol.from_container(text))
+                    self._on_message(supervisor_protocol.from_container(text))
         except trio.BrokenResourceError:
             pass
         except (ValueError, *UNREADABLE) as error:
             self.failure = supervisor_protocol.Failed(f"it sent an invalid message: {error}")
             assert self._process is not None
             self._process.kill()
-        heard_all.set()
+        read_all.set()
 
-    def _heard(self, message: supervisor_protocol.FromContainer) -> None:
+    def _on_message(self, message: supervisor_protocol.FromContainer) -> None:
         now = trio.current_time()
         match message:
             case supervisor_protocol.Pulse():
                 self.statistics, self.own_metrics = message.statistics, message.own
-                told = self.statistics
-                self._life.pulse(now, waits=told is not None and bool(told.replay.failing))
+                last = self.statistics
+                self._life.pulse(now, waits=last is not None and bool(last.replay.failing))
                 return
             case supervisor_protocol.Prepared():
                 self.prepared = message
@@ -315,9 +315,9 @@ class ContainerProcess:
                 self.failure = supervisor_protocol.Failed(why)
             self.ended_because = self.failure.error
             self._failed_ms = int(time.time() * 1000)
-            if not self.begin.hold:  # the client that waits for a held process is told
+            if not self.begin.hold:  # reported to the client that waits for a held process
                 self._log(self.failure, now)
-        self._tell()
+        self._announce()
 
     def _log(self, failure: supervisor_protocol.Failed, now: float) -> None:
         pause = None if self._life.next_at is None else round(self._life.next_at - now, 3)
@@ -350,9 +350,9 @@ class ContainerProcess:
 
     def _nudge(self) -> None:
         self._look.set()
-        self._tell()
+        self._announce()
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
         self._on_change(self)

@@ -159,7 +159,7 @@ class OneSessionClient(KazooClient):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection, which tells the session what kazoo keeps to itself."""
+    """kazoo's connection, which reports to the session what kazoo does not."""
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         answer = super()._invoke(timeout, request, xid)

@@ -44,7 +44,7 @@ class SessionFile:
 
 
 class SeenFile:
-    """The others' side: an open file that tells whether its owner lives.
+    """The others' side: an open file that shows whether its owner lives.
 
     ``now`` is a monotonic time and ``timeout`` the owner's own, both in seconds. A missing file is
     a dead session. Silence counts only while it is observed, so that processes that were all

@@ -266,7 +266,7 @@ _READ_AGAIN = "read it again before you decide"
 
 
 def _explain(path: Path, error: sqlite3.Error) -> Exception:
-    """The error that tells operators what SQLite's error means."""
+    """The error that explains SQLite's error to operators."""
     if isinstance(error, sqlite3.ProgrammingError):
         return error  # a bug of ours, such as a closed database
     name = getattr(error, "sqlite_errorname", "")

@@ -167,7 +167,7 @@ class Credentials:
     # -- files -------------------------------------------------------------------------------
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """The marks that tell a file from a later one of its name."""
+        """The marks by which a file differs from a later one of its name."""
         return tuple(_stamp(name) for name in self._files if name)
 
     def refresh(self) -> None:
@@ -207,9 +207,9 @@ def tls_problem(error: ssl.SSLError) -> str:
     reason = error.reason or str(error)
     if isinstance(error, ssl.SSLEOFError):
         reason = "UNEXPECTED_EOF_WHILE_READING"
-    _, alert, word = reason.rpartition("ALERT_")
-    if alert:
-        return f"refuses our certificate or TLS: {word.lower().replace('_', ' ')}"
+    _, mark, alert = reason.rpartition("ALERT_")
+    if mark:
+        return f"refuses our certificate or TLS: {alert.lower().replace('_', ' ')}"
     if reason in ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "PACKET_LENGTH_TOO_LONG"):
         return f"does not speak TLS, or has closed the connection ({reason.lower()})"
     return f"does not speak TLS as we do ({reason.lower()})"
@@ -278,12 +278,12 @@ def _serials(file: Path) -> frozenset[int]:
     """The serial numbers in a list; raises ValueError for anything else."""
     found = set()
     for number, line in enumerate(file.read_text().splitlines(), 1):
-        word = line.partition("#")[0].strip().removeprefix("serial=").replace(":", "")
-        if word:
+        serial = line.partition("#")[0].strip().removeprefix("serial=").replace(":", "")
+        if serial:
             try:
-                found.add(int(word, 16))
+                found.add(int(serial, 16))
             except ValueError:
-                raise ValueError(f"{file}:{number}: {word!r} is not a serial number") from None
+                raise ValueError(f"{file}:{number}: {serial!r} is not a serial number") from None
     return frozenset(found)
 
 

@@ -78,8 +78,8 @@ class Holder(NamedTuple):
         """Return True if a producer with this id may be the holder's: nodes send as any."""
         return self.owns(producer) or NODE in self.roles.values()
 
-    def own_id(self, word: str) -> str:
-        return word if self.owns(word) else f"{self.name}/{word}"
+    def own_id(self, name: str) -> str:
+        return name if self.owns(name) else f"{self.name}/{name}"
 
 
 def unfit_to_serve(peer: Holder, ours: Holder) -> str:

@@ -80,7 +80,9 @@ class Client:
         self._incarnation = tokens.fresh(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
-        self._emitter = Emitter(credentials=credentials, queue_size=queue_size, on_news=self._heard)
+        self._emitter = Emitter(
+            credentials=credentials, queue_size=queue_size, on_news=self._on_news
+        )
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -119,9 +121,9 @@ class Client:
                 with trio.move_on_after(1):
                     await self._emitter.wait_quiet()
         finally:
-            known = cancelled or isinstance(value, S4Error)  # by the program, or told by the error
+            known = cancelled or isinstance(value, S4Error)  # by the program, or named by the error
             for stream in self._streams.values() if why and not known else ():
-                if not stream.told:
+                if not stream.raised:
                     _unacknowledged(stream, why, self._unsent.get(stream.name, 0))
             self._nursery.cancel_scope.cancel()
             self._nursery = None
@@ -155,14 +157,14 @@ class Client:
         KeyFinder with the same name as ``key``, events are routed by ``key``. Otherwise all events
         go to one partition, whose node sends them on; a warning says so.
 
-        ``types`` may be left out: the node is told each event type with its first event. Raises
+        ``types`` may be left out: the node gets each event type with its first event. Raises
         ConnectionRefused if the app has no such stream or no node answers in time.
 
         With ``again``, and the ``producer`` id of an earlier life, the program sends all events
         that it has ever sent on this durable stream, from the first one and in the same order.
         Committed events are not sent, so each event counts once, however often the program dies.
         If no earlier life is known, as at the first start, all events are new, and a warning says
-        so. Without ``again``, all events are new; :meth:`ClientStream.resume_at` tells how many
+        so. Without ``again``, all events are new; :meth:`ClientStream.resume_at` returns how many
         came before.
         """
         fork_guard.check()
@@ -273,33 +275,33 @@ class Client:
         open_streams: list[ClientStream] = []
         refusals: list[Refusal] = []
         for stream in self._streams.values():
-            if not stream.told:
+            if not stream.raised:
                 open_streams.append(stream)
                 continue
             refusals += stream.take_refusals()
-            _unacknowledged(stream, stream.told)
+            _unacknowledged(stream, stream.raised)
         return refusals + await self._flush(open_streams)
 
     async def _flush(self, streams: list[ClientStream]) -> list[Refusal]:
         refusals: list[Refusal] = []
         failure: S4Error | None = None
         for stream in streams:
-            told = stream.told
+            raised = stream.raised
             try:
                 refusals += await stream.flush()
             except S4Error as error:
                 if failure is not None:
-                    stream.told = told
+                    stream.raised = raised
                 failure = failure or error
         if failure is not None:
             warn_of(refusals)
             raise failure
         return refusals
 
-    def _heard(self) -> None:
+    def _on_news(self) -> None:
         self._news.unpark_all()
         for stream in self._streams.values():
-            stream.tell_unknown()
+            stream.warn_unknown()
 
 
 def why_given_up(error: BaseException | None) -> str:

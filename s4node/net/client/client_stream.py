@@ -39,7 +39,7 @@ _BREATHE_BYTES = 1 << 20
 class ClientStream:
     """One stream of a client. Get it from :meth:`s4node.Client.stream`.
 
-    ``told`` is the error of the stream, once it was raised.
+    ``raised`` is the error of the stream, once it was raised.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class ClientStream:
         self._queue_size = queue_size
         self._put = outbox.put
         self._known, self._changing = outbox.types.kinds, outbox.types.changing
-        self.told = ""  # the error of the stream, once it was raised
-        self._told_new = False
+        self.raised = ""  # the error of the stream, once it was raised
+        self._warned_new = False
         self._unbreathed = 0
         self._breath = 1  # the first event is weighed
 
@@ -219,7 +219,7 @@ class ClientStream:
     def watermark(self, time: float) -> None:
         """Say that no event sent from now on is older than ``time`` (seconds since 1970).
 
-        More than the lateness of the stream, that is. Without this, the nodes are told the latest
+        More than the lateness of the stream, that is. Without this, the nodes get the latest
         time of the events sent; with it, a quiet program need not be waited for. Raises EventError
         for what is no time, or is more than an hour ahead of the clock.
         """
@@ -289,10 +289,10 @@ class ClientStream:
             "Flush again when it runs",
         )
 
-    def tell_unknown(self) -> None:
+    def warn_unknown(self) -> None:
         """Log that nodes do not know earlier lives of this producer, and other warnings."""
-        if self._routes.all_is_new and not self._told_new:
-            self._told_new = True
+        if self._routes.all_is_new and not self._warned_new:
+            self._warned_new = True
             log.warning(
                 "no earlier life of this producer is known: all its events are new",
                 stream=self.name,
@@ -327,7 +327,7 @@ class ClientStream:
         if fork_guard.forked:
             fork_guard.check()
         if self._outbox.error:
-            self.told = self._outbox.error
+            self.raised = self._outbox.error
             raise EventError(f"stream {self.name!r}: {self._outbox.error}")
         if self.closed:
             raise StageClosed(f"stream {self.name!r}: the client is closed")

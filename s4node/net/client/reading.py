@@ -53,7 +53,7 @@ class Place:
     """One partition of a reading; numbers are offsets if the stream is in a log.
 
     The node sends ``position`` next, the reader reads ``passed`` next, and the node's next event
-    will get the number ``upcoming``, as last told.
+    will get the number ``upcoming``, as last reported.
     """
 
     __slots__ = ("epoch", "limit", "lost", "partition", "passed", "position", "upcoming")
@@ -62,7 +62,7 @@ class Place:
         self.partition = partition
         self.position = self.passed = self.limit = position
         self.upcoming: int | None = None
-        self.epoch = 0  # of the position, if the node has told one
+        self.epoch = 0  # of the position, if the node has sent one
         self.lost = False
 
 
@@ -204,7 +204,7 @@ class Reading:
             self._credit(place)
 
     def unsubscribe(self) -> None:
-        """Tell the node that this reader reads no more."""
+        """Announce to the node that this reader ends."""
         self._say(wire.encode_frame(wire.EndOfStream(self.stream, self.reader)))
 
     def _credit(self, place: Place) -> None:

@@ -250,7 +250,7 @@ class Subscription:
         known = {a for at, source in self._sources.items() for a in (at, source.alias)}
         if address in known or self._nursery is None:
             return
-        link = ReaderLink(address, self._heard, self._credentials)
+        link = ReaderLink(address, self._on_news, self._credentials)
         self._links.append(link)
         reading = self._sources[address] = Reading(
             self.stream,
@@ -266,7 +266,7 @@ class Subscription:
         link.add(reading)
         self._nursery.start_soon(link.run)
 
-    def _heard(self) -> None:
+    def _on_news(self) -> None:
         for source in list(self._sources.values()):
             for node in source.nodes:
                 self._ask(node)

@@ -126,7 +126,7 @@ class SyncClient:
     def _flush(self, *, last: bool = False) -> list[Refusal]:
         async def flushed() -> list[Refusal]:
             for stream in self._streams.values():
-                with stream._untold():  # the client's flush raises it after the other streams
+                with stream._raised_later():  # the client's flush raises it after the other streams
                     await stream._carry()
             return await (self._client._last_flush() if last else self._client.flush())
 
@@ -251,11 +251,11 @@ class SyncStream:
     def watermark(self, time: float) -> None:
         """Say that no later event is older; see :meth:`s4node.ClientStream.watermark`."""
 
-        async def told() -> None:
+        async def passed_on() -> None:
             await self._carry()
             self._stream.watermark(time)
 
-        self._client.call(told)
+        self._client.call(passed_on)
 
     def end(self) -> None:
         """Have the nodes forget this producer's id; see :meth:`s4node.ClientStream.end`."""
@@ -283,24 +283,24 @@ class SyncStream:
 
     def _pull(self) -> None:
         """Take waiting events without waiting for room; later calls wait for it."""
-        told = self._stream.told
+        raised = self._stream.raised
         try:
             self._stream._check_open()
         except S4Error:
-            self._stream.told = told
+            self._stream.raised = raised
             self._full = True  # so that the next call raises it
             return
         self._stream.extend_nowait(self._taken())
         self._note_pressure()
 
     @contextmanager
-    def _untold(self) -> Iterator[None]:
+    def _raised_later(self) -> Iterator[None]:
         """Suppress an error of the stream, and have it raised later if events were sent since."""
-        told = "" if self._waiting else self._stream.told
+        raised = "" if self._waiting else self._stream.raised
         try:
             yield
         except S4Error:
-            self._stream.told = told
+            self._stream.raised = raised
 
     async def _carry(self, more: Sequence[Any] = ()) -> None:
         """Take waiting events and ``more``, and wait for room.

@@ -2,7 +2,7 @@
 
 Rules
 - What a peer sends is read here, not by nng: see :mod:`s4node.net.transport.sp_socket`.
-- With credentials, peers speak TLS; one that is refused before its handshake is not told why.
+- With credentials, peers speak TLS; one that is refused before its handshake gets no reason.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Accepted:
             self._raw.close()
             raise StageBroken(f"an accepted connection has ended: {error}") from error
 
-    def turn_away(self, word: bytes) -> None:
+    def turn_away(self, message: bytes) -> None:
         with suppress(OSError):
             self._raw.setblocking(False)
             if self._credentials is None:
-                self._raw.send(HANDSHAKE + framed(word))
+                self._raw.send(HANDSHAKE + framed(message))
             self._raw.shutdown(stdlib.SHUT_WR)
         self._raw.close()

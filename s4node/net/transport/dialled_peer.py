@@ -2,7 +2,7 @@
 
 Rules
 - A peer that has sent only unreadable frames is a stranger: the port may be another program's. One
-  readable frame makes it a node, and tells the socket that its peer answers. A drain does not, if
+  readable frame makes it a node, and shows the socket that its peer answers. A drain does not, if
   it comes first: that node turns us away, and would do so again at once.
 - A bad answer, and the end of a connection, are logged once, and again only after a later
   connection has brought a good answer. So a peer that comes and goes without one causes two lines.
@@ -69,8 +69,8 @@ class PeerAnswers:
         self.answered = False
         """True if a frame could be read on this connection."""
         self._bad = ""
-        self._told_bad = False
-        self._told_end = False
+        self._logged_bad = False
+        self._logged_end = False
 
     @property
     def stranger(self) -> str:
@@ -87,17 +87,17 @@ class PeerAnswers:
         if not self.answered:
             self.answered = True
             self._bad = ""
-            self._told_bad = self._told_end = False
+            self._logged_bad = self._logged_end = False
 
     def bad(self, reason: str) -> bool:
         """Note a frame that could not be read; return True if it should be logged."""
         if not self.answered:
             self._bad = reason
-        told, self._told_bad = self._told_bad, True
-        return not told
+        logged, self._logged_bad = self._logged_bad, True
+        return not logged
 
     def disconnected(self) -> bool:
         """Note the end of the connection; return True if it should be logged."""
         self.answered = False
-        told, self._told_end = self._told_end, True
-        return not told
+        logged, self._logged_end = self._logged_end, True
+        return not logged

@@ -107,7 +107,7 @@ class Caller(Protocol):
         """Accept the connection; raises StageBroken if it has ended."""
         ...
 
-    def turn_away(self, word: bytes, /) -> None:
+    def turn_away(self, message: bytes, /) -> None:
         """Close the connection, after a last envelope."""
         ...
 

@@ -80,7 +80,7 @@ def ask(
 
 
 def _judged(message: bytes) -> wire.Header | str | None:
-    """The answer in a message, or its problem; None if a node tells something else there."""
+    """The answer in a message, or its problem; None if a node answers something else there."""
     problem = "an empty message"
     try:
         for frame in wire.read_envelope(message, _MAX_ANSWER):

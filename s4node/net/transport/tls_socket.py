@@ -5,7 +5,7 @@ Rules
   certificates that it began with, and takes twice the time. The framing is the same.
 - An address that does not answer with good frames is dialled less and less often, as by
   :mod:`s4node.net.transport.pair_socket`.
-- A peer that is not a node of ours is told nothing. Why it is not is logged once, each of a few
+- A peer that is not a node of ours gets nothing. Why it is not is logged once, each of a few
   reasons, and again only after a good connection.
 """
 
@@ -54,7 +54,7 @@ class TlsSocket:
         self._lost = trio.Event()
         self._changes = trio.lowlevel.ParkingLot()
         self._unanswered = 0  # connections in a row that brought nothing good
-        self._told: set[str] = set()  # what was wrong
+        self._logged: set[str] = set()  # what was wrong
         self._closed = False
 
     async def run(self) -> None:
@@ -73,8 +73,8 @@ class TlsSocket:
                 problem = tls_problem(error)
             except OSError:
                 problem = ""  # nobody listens there, which callers notice
-            if problem and problem not in self._told and len(self._told) < _REASONS:
-                self._told.add(problem)
+            if problem and problem not in self._logged and len(self._logged) < _REASONS:
+                self._logged.add(problem)
                 log.warning("no connection in TLS", address=self._address, reason=problem)
             most = min(REDIAL_MS << min(self._unanswered, 8), REDIAL_MOST_MS)
             self._unanswered += 1
@@ -141,7 +141,7 @@ class TlsSocket:
     def answered(self) -> None:
         """Note a good frame: if this connection is lost, dial again at once."""
         self._unanswered = 0
-        self._told.clear()
+        self._logged.clear()
 
     async def wait_readable(self) -> None:
         """Wait until an envelope may have arrived."""

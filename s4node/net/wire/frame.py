@@ -86,7 +86,7 @@ FENCE = "fence"
 """Header of a task's hello: a number that rises with each owner of the task."""
 
 UNTIMED = "untimed"
-"""Header of a task's hello: it reports no time for the stream, so its events tell it."""
+"""Header of a task's hello: it reports no time for the stream, so its events have it."""
 
 MAX_LIVES = 16
 """The lives of a task whose numbers its receivers remember, the latest ones."""
@@ -204,8 +204,8 @@ class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     From a producer, ``number`` is its first event without a verdict. From a node, ``number`` is
     expected next, ``limit`` is the first number without credit, and everything below ``safe`` is
-    done. ``life`` numbers the lives of the producer: the node tells it, and the producer repeats it
-    when it reconnects.
+    done. ``life`` numbers the lives of the producer: the node assigns it, and the producer repeats
+    it when it reconnects.
     """
 
     partition: Small

@@ -71,13 +71,13 @@ class HandOvers:
         self._begun: dict[int, float] = {}
 
     def begin_one(
-        self, owed: Collection[int], now: float, unseen: Collection[int] = ()
+        self, to_hand_over: Collection[int], now: float, unseen: Collection[int] = ()
     ) -> int | None:
-        """The next one of those that are ``owed``, which begins now; None if none may.
+        """The next one of those that are ``to_hand_over``, which begins now; None if none may.
 
         ``unseen`` were handed over, and the newest view does not say who has them.
         """
-        waiting = set() if unseen else set(owed) - self._begun.keys()
+        waiting = set() if unseen else set(to_hand_over) - self._begun.keys()
         last = max(self._begun.values(), default=-math.inf)
         self.until = last + PATIENCE_SECONDS if waiting else math.inf
         if not waiting or now < self.until:

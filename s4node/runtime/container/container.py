@@ -14,7 +14,7 @@ Rules
 - The inputs from systems are known before the parts are made, because they decide how many tasks
   there are. A task claims its progress before it starts, and its inputs are read after that.
 - A task that fails on an event, and rolls back, is closed and replaced; the others go on.
-- Tasks and on_close are closed after a failure, too, and listeners are told of every step of the
+- Tasks and on_close are closed after a failure, too, and listeners get every step of the
   start and of the end: see ``lifecycle``.
 - Stop, in this order: stop the app's sources, accept and read nothing further, process what was
   admitted, send what was emitted, commit, leave the cluster, on_close, close. One deadline is for
@@ -83,9 +83,9 @@ class Container:
 
     With an ``enrolment`` it is a member. State is saved under the name that the app is
     ``deployed_as``, or under the app's own name. ``node_log`` is the address at which the process
-    that started this one serves a log. ``listeners`` are told of its life, as are those that the
-    settings name; see :class:`ContainerListener`. Call :meth:`run` once. ``tasks``, ``ports`` and
-    ``senders`` are for observers.
+    that started this one serves a log. ``listeners`` get the steps of its life, and so do those
+    that the settings name; see :class:`ContainerListener`. Call :meth:`run` once. ``tasks``,
+    ``ports`` and ``senders`` are for observers.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Container:
         self._fenced = False  # a former owner can do no harm
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # around waiting for the systems of the inputs
-        self.front = FrameRouter(
+        self.router = FrameRouter(
             config,
             node=self.node,
             incarnation=self.incarnation,
             taken=self._has_stream,
             held=None if enrolment is None else self._in_doubt,
         )
-        self.listener = self.front.listener
-        self.log = self.front.log
+        self.listener = self.router.listener
+        self.log = self.router.log
         self.accounts = Accounts(app, config, self.node, self.listener, self.log)
         self.replay = FastParts(app, config)
         self.model: JobModel
@@ -232,14 +232,14 @@ class Container:
                 try:
                     await self._live()
                 finally:
-                    left = self._drain.tell_left() if self._drain is not None else []
+                    left = self._drain.log_left() if self._drain is not None else []
                 if self._drain is not None and left:
                     raise self._drain.lost(left)
 
     async def _live(self) -> None:
         async with trio.open_nursery() as outer:
             if self.log is not None:
-                await self.front.serve_log(outer)
+                await self.router.serve_log(outer)
                 await self.prepare()
                 if self._reaching.cancelled_caught:
                     outer.cancel_scope.cancel()
@@ -249,7 +249,7 @@ class Container:
             with Watchdog(parts.loop, self.config[settings.WATCHDOG_MS]):
                 async with trio.open_nursery() as inner:
                     parts.nursery = inner
-                    self.front.attach_loop(parts.loop)
+                    self.router.attach_loop(parts.loop)
                     inner.start_soon(parts.loop.run)
                     await self._own(outer, inner)
                     with trio.CancelScope() as patience:
@@ -279,7 +279,7 @@ class Container:
             incarnation=self.incarnation,
             enrolment=self.enrolment,
             lifecycle=self._lifecycle,
-            front=self.front,
+            router=self.router,
             name=self._job_name,
             model=self.model,
             partitioner=self.partitioner,
@@ -320,7 +320,7 @@ class Container:
             self.app.spawn = partial(self._spawn, sources)
             sources.start_soon(self._start)
             await self._stopping.wait()
-            nursery.start_soon(self.parts.drain.tell, grace)
+            nursery.start_soon(self.parts.drain.log_waiting, grace)
             patience.deadline = trio.current_time() + grace
             sources.cancel_scope.cancel()
 
@@ -387,7 +387,7 @@ class Container:
     async def _open(self, nursery: trio.Nursery) -> None:
         """Accept producers and subscribers of the app."""
         parts, ownership = self.parts, self.parts.ownership
-        await self.front.accept_peers(
+        await self.router.accept_peers(
             nursery,
             parts.inputs,
             parts.readers,
@@ -400,7 +400,7 @@ class Container:
             self.listener.stop_accepting()
         self.parts.members.emitter.insist()  # those that stop as well still send to each other
         self.replay.exchange.insist()
-        self.front.drain()
+        self.router.drain()
         now = trio.current_time()
         for port in self.ports.values():  # frames that have come go to their tasks
             port.closed = True

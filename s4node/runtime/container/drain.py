@@ -46,7 +46,7 @@ class Drain:
     _dead_letters: str
     _inner: Collection[str]
 
-    async def tell(self, seconds: float) -> None:
+    async def log_waiting(self, seconds: float) -> None:
         """Log what a long stop waits for; ``seconds`` is its deadline."""
         await trio.sleep(_LOG_AFTER_SECONDS)
         log.info(
@@ -89,7 +89,7 @@ class Drain:
                     found[stream] += len(events)
         return found
 
-    def tell_left(self) -> list[str]:
+    def log_left(self) -> list[str]:
         """Log the lost events; return them in words."""
         left = []
         for owed in self._outputs.owed():

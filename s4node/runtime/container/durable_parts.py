@@ -66,7 +66,7 @@ from s4node.savepoints.manifest import StateCheck
 from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
 from s4node.state.job import current_states, elsewhere, folder_of, identity_of, known_job
-from s4node.state.remote_job import RemoteJob, depot_of
+from s4node.state.remote_job import RemoteJob, remote_job_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
 from s4node.systems.embedded_log import EmbeddedLog
@@ -100,7 +100,7 @@ class DurableParts(FastParts):
         self.dead_letters: DeadLetterQueue
         self.recovery: Recovery
         self.restore: Restore
-        self._depot: RemoteJob | None
+        self._remote_job: RemoteJob | None
         self._own_log = own_log
         self._letters = DeadLetterStream(app, config, self.systems)
         self._partitions: Partitions
@@ -193,9 +193,9 @@ class DurableParts(FastParts):
                 "Or deploy it under another name (--name), to begin without progress.",
             )
         hasher = hasher_named(self._config[settings.HASHER])
-        depot = depot_of(self._config, folder)
+        remote_job = remote_job_of(self._config, folder)
         names = [task.name for task in model.tasks]
-        opened, fetched = await threads.run_sync(current_states, folder, names, depot)
+        opened, fetched = await threads.run_sync(current_states, folder, names, remote_job)
         await saved_sample.check(self._app, opened, model.tasks, hasher, check, fetched=fetched)
 
     async def _check_savepoint(self, model: JobModel, check: StateCheck) -> None:
@@ -219,7 +219,7 @@ class DurableParts(FastParts):
         """
         graph.check_saveable(self._app)
         folder = self._folder(name)
-        ask = partial(threads.run_sync, known_job, folder, depot_of(self._config, folder))
+        ask = partial(threads.run_sync, known_job, folder, remote_job_of(self._config, folder))
         guard, _ = await (self.retries.answer("", ask) if waits else ask())
         return guard
 
@@ -261,7 +261,7 @@ class DurableParts(FastParts):
         )
         self.held = self.consumers.waiting
         folder = self._folder(name)
-        depot = self._depot = depot_of(config, folder)
+        remote_job = self._remote_job = remote_job_of(config, folder)
         self._presence = JobLock(folder)
         self._startpoints = Startpoints(folder, self._identify, model.tasks, config, name)
         context = CommitContext(
@@ -273,7 +273,7 @@ class DurableParts(FastParts):
             retries=self.retries,
         )
         self.committer = Committer(
-            folder, context, loop, depot, sync=config[settings.STATE_SYNC] == "full"
+            folder, context, loop, remote_job, sync=config[settings.STATE_SYNC] == "full"
         )
         names = {task.index: task.name for task in model.tasks}
         identify = partial(self.retries.answer, "", self._identify)
@@ -285,7 +285,7 @@ class DurableParts(FastParts):
             config,
             model,
             folder,
-            depot,
+            remote_job,
             context,
             partitions=partitions,
             recovery=self.recovery,
@@ -320,24 +320,24 @@ class DurableParts(FastParts):
         await nursery.start(self.exchange.emitter.run)
 
     async def _start_standbys(self, nursery: trio.Nursery) -> None:
-        folder, depot = self._folder(self._name), self._depot
+        folder, remote_job = self._folder(self._name), self._remote_job
         wanted = bool(self._config[settings.STATE_STANDBY])
-        if depot is None:
+        if remote_job is None:
             await threads.run_sync(remove_standbys, folder)
             return
-        ask = partial(threads.run_sync, depot.append_mode)
+        ask = partial(threads.run_sync, remote_job.append_mode)
         if await self.retries.answer("", ask) != CREATE:
             if wanted:
                 log.warning(
                     "no task has a standby, because the place for state knows no conditional "
                     "writes",
                     app=self._name,
-                    url=depot.url,
+                    url=remote_job.url,
                 )
             return
         self.can_be_standby = wanted
         names = {task.index: task.name for task in self._model.tasks}
-        self.standbys = Standbys(folder, depot, names, self.restore.open)
+        self.standbys = Standbys(folder, remote_job, names, self.restore.open)
         self.restore.standbys = self.standbys
         await nursery.start(self.standbys.run)
 
@@ -366,7 +366,7 @@ class DurableParts(FastParts):
 
     async def _identify(self) -> str:
         """The identity of the job's state."""
-        return await threads.run_sync(identity_of, self._folder(self._name), self._depot)
+        return await threads.run_sync(identity_of, self._folder(self._name), self._remote_job)
 
     async def _be_present(
         self,

@@ -36,8 +36,8 @@ _NO_BODY = memoryview(b"")
 class FrameRouter:
     """The listener of a container, and the log that it has, if any.
 
-    ``taken`` tells the log which other part serves a stream. ``held`` returns True while frames
-    have to wait. ``headers`` go with every answer to a hello; their owner changes them.
+    ``taken`` names to the log the other part that serves a stream. ``held`` returns True while
+    frames have to wait. ``headers`` go with every answer to a hello; their owner changes them.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FrameRouter:
         self._loop: RunLoop | None = None
         self._opened = False
         self._inputs: Ports
-        self._readers: Subscribers
+        self._subscribers: Subscribers
         self._owners: Callable[[], Sequence[str]]
         self._partitions: Partitions
 
@@ -93,12 +93,12 @@ class FrameRouter:
         self,
         nursery: trio.Nursery,
         inputs: Ports,
-        readers: Subscribers,
+        subscribers: Subscribers,
         partitions: Partitions,
         owners: Callable[[], Sequence[str]],
     ) -> None:
         """Accept producers and subscribers of the app; ``owners`` returns partitions' addresses."""
-        self._inputs, self._readers, self._owners = inputs, readers, owners
+        self._inputs, self._subscribers, self._owners = inputs, subscribers, owners
         self._partitions = partitions
         self._opened = True
         if self.log is None:
@@ -115,7 +115,7 @@ class FrameRouter:
         loop.nudge()  # earlier answers wait
 
     def drain(self) -> None:
-        """Tell all peers, present and future, that we are stopping."""
+        """Announce to all peers, present and future, that we are stopping."""
         self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
         self.listener.broadcast(self._drain_word)
 
@@ -154,7 +154,7 @@ class FrameRouter:
         elif isinstance(header, wire.Data):
             self._on_data(header, frame.body, connection)
         elif isinstance(header, wire.Hello):
-            peers = self._readers if header.headers.get(wire.SUBSCRIBE) else self._inputs
+            peers = self._subscribers if header.headers.get(wire.SUBSCRIBE) else self._inputs
             answer = peers.hello(header, connection)
             if answer is not None:
                 connection.answer(wire.encode_frame(answer))
@@ -167,7 +167,7 @@ class FrameRouter:
         elif isinstance(header, wire.EndOfStream):
             self._inputs.on_end(header, connection)
         elif isinstance(header, wire.Verdict):
-            if self._readers.on_verdict(header, connection):
+            if self._subscribers.on_verdict(header, connection):
                 self.nudge()
             else:
                 connection.bad_frame("a node takes no verdict frame but from its subscribers")
@@ -181,7 +181,9 @@ class FrameRouter:
             owners = self._owners()
             if 0 <= data.partition < len(owners):
                 owner = owners[data.partition]
-                if owner != self.listener.address:  # else it just left us; its owner is told soon
+                if (
+                    owner != self.listener.address
+                ):  # else it just left us; its owner is announced soon
                     ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
                     verdict = wire.Verdict(data.stream, data.producer, (ruling,))
                     connection.answer(wire.encode_frame(verdict))
@@ -208,5 +210,5 @@ class FrameRouter:
             return True
         if not self._opened:
             return False
-        self._readers.gone(connection)
+        self._subscribers.gone(connection)
         return self._inputs.gone(connection)

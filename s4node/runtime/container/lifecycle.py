@@ -126,7 +126,7 @@ class Lifecycle:
 
     _listeners: Sequence[object]
     _limit: float
-    _told: int = 0
+    _notified: int = 0
     _closings: list[Closing] = field(default_factory=list)
 
     @asynccontextmanager
@@ -134,13 +134,13 @@ class Lifecycle:
         """Surround a container's life; raises the error that ended it, if any."""
         failure: BaseException | None = None
         try:
-            await self._tell_all("before_start")
+            await self._notify_all("before_start")
             yield
         except BaseException as error:
             failure = error
         closing = await self._close()
         failure = failure or closing
-        trouble = await self._tell_end(failure)
+        trouble = await self._notify_end(failure)
         if failure is not None:
             raise failure
         if trouble is not None:
@@ -149,14 +149,14 @@ class Lifecycle:
     async def reached(self, step: Step) -> None:
         """Report a step of the start and those before it, unless they were reported."""
         done = _STEPS.index(step) + 1
-        while self._told < done:
-            self._told += 1
-            await self._tell_all("on_step", _STEPS[self._told - 1].value)
+        while self._notified < done:
+            self._notified += 1
+            await self._notify_all("on_step", _STEPS[self._notified - 1].value)
 
     async def started(self) -> None:
         """Report the remaining steps and the end of the start, after the app's ``on_start``."""
         await self.reached(_STEPS[-1])
-        await self._tell_all("after_start")
+        await self._notify_all("after_start")
 
     def closes(self, name: str, function: Callable[[], Any]) -> Closing:
         """Have ``function``, plain or ``async``, called at the end, unless it was called before."""
@@ -189,19 +189,19 @@ class Lifecycle:
                     log.warning("not closed in time", part=closing.name, seconds=self._limit)
         return first
 
-    async def _tell_end(self, failure: BaseException | None) -> LifecycleError | None:
+    async def _notify_end(self, failure: BaseException | None) -> LifecycleError | None:
         """Report the end to all listeners; return the error of the first that fails."""
         first: LifecycleError | None = None
         for listener in self._listeners:
 
-            async def tell(listener: object = listener) -> None:
+            async def notify(listener: object = listener) -> None:
                 if failure is None:
-                    await _tell(listener, "after_stop")
+                    await _notify(listener, "after_stop")
                 else:
-                    await _tell(listener, "after_failure", _cause(failure))
+                    await _notify(listener, "after_failure", _cause(failure))
 
             try:
-                if not await self._within_limit(tell):
+                if not await self._within_limit(notify):
                     log.warning("a listener did not end in time", listener=_name(listener))
             except LifecycleError as error:
                 log.error(str(error))
@@ -214,14 +214,14 @@ class Lifecycle:
             await function()
         return not scope.cancelled_caught
 
-    # -- telling -----------------------------------------------------------------------------
+    # -- listeners -----------------------------------------------------------------------------
 
-    async def _tell_all(self, method: str, *arguments: Any) -> None:
+    async def _notify_all(self, method: str, *arguments: Any) -> None:
         for listener in self._listeners:
-            await _tell(listener, method, *arguments)
+            await _notify(listener, method, *arguments)
 
 
-async def _tell(listener: object, method: str, *arguments: Any) -> None:
+async def _notify(listener: object, method: str, *arguments: Any) -> None:
     function = getattr(listener, method, None)
     if function is None:
         return

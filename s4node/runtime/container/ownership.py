@@ -8,8 +8,8 @@ Rules
   goes on from the last commit. It takes one partition after the other: it says that it is ready for
   the next one when all that it has take events (``announcement``).
 - It is ready for those whose state it has followed, and goes on from there.
-- Only the newest view counts. It is told to all peers before another partition is handed over. A
-  hand-over goes on beside the views, because it may never end.
+- Only the newest view counts. It is announced to all peers before another partition is handed over.
+  A hand-over goes on beside the views, because it may never end.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
 - A member that loses a partition while running it stops, because two owners would count twice.
 """
@@ -70,10 +70,10 @@ class Ownership:
         model: JobModel,
         lifecycle: Lifecycle,
         loop: RunLoop,
-        front: FrameRouter,
+        router: FrameRouter,
         partitions: Partitions,
         inputs: Ports,
-        readers: Subscribers,
+        subscribers: Subscribers,
         members: Members,
         replay: FastParts,
         report: Callable[[], Awaitable[None]],
@@ -89,11 +89,11 @@ class Ownership:
         self._model = model
         self._lifecycle = lifecycle
         self._loop = loop
-        self._front = front
+        self._router = router
         self._partitions = partitions
         self._tasks = partitions.tasks
         self._inputs = inputs
-        self._readers = readers
+        self._subscribers = subscribers
         self._members = members
         self._replay = replay
         self._report = report
@@ -118,7 +118,7 @@ class Ownership:
         """Join the cluster, own the partitions of its first complete view, and follow its views."""
         standbys = self._replay.standbys
         self._membership = membership = enrolment.membership(
-            self._front.listener.address,
+            self._router.listener.address,
             self._app.partitions,
             state=self._replay.state,
             follows=self._replay.can_be_standby,
@@ -152,7 +152,7 @@ class Ownership:
         """Let others own our partitions, if we are a member."""
         self.left = True
         if self._membership is not None:
-            listener = self._front.listener
+            listener = self._router.listener
             with trio.move_on_after(_LAST_VERDICTS_SECONDS):
                 await listener.tell()
                 self._inputs.give_up()
@@ -177,8 +177,9 @@ class Ownership:
                     coming -= view.given - standbys.ready
                 self._ready_for.choose(coming, trio.current_time())
                 await self._membership.take(self._ready_for.partitions)
-                owed, unseen = view.owed & self._tasks.keys(), view.mine - self._tasks.keys()
-                next_one = self._hand_overs.begin_one(owed, trio.current_time(), unseen)
+                unseen, ready = view.mine - self._tasks.keys(), view.to_hand_over
+                ready &= self._tasks.keys()
+                next_one = self._hand_overs.begin_one(ready, trio.current_time(), unseen)
                 if next_one is not None:
                     nursery.start_soon(self._hand_over_one, next_one, look_again)
             due = math.inf if self._leaving else min(self._ready_for.until, self._hand_overs.until)
@@ -200,7 +201,7 @@ class Ownership:
     # -- tasks -----------------------------------------------------------------------------------
 
     async def _own(self, view: View) -> None:
-        """Take over the partitions that ``view`` gives us, and tell all peers the owners."""
+        """Take over the partitions that ``view`` gives us, and announce the owners to all peers."""
         lost = self._tasks.keys() - view.mine
         if lost:
             raise S4Error(
@@ -223,9 +224,9 @@ class Ownership:
             self.settled.set()
         if self._membership is None:
             return
-        self._front.headers |= told(view, self._front.listener.address)
+        self._router.headers |= told(view, self._router.listener.address)
         self._inputs.tell_owners()
-        self._readers.tell_owners()
+        self._subscribers.tell_owners()
         self._members.assign(view, self._tasks.keys())
         self._replay.exchange.assign(view.owners, view.epoch, view.origin)
         self._loop.nudge()

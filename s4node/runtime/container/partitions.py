@@ -55,7 +55,7 @@ class Partitions:
         loop: RunLoop,
         dispatch: Dispatch,
         outputs: OutputStreams,
-        readers: Subscribers,
+        subscribers: Subscribers,
         members: Members,
         exchange: FastExchange,
         settings: TaskSettings,
@@ -71,7 +71,7 @@ class Partitions:
         self._loop = loop
         self.dispatch = dispatch
         self._outputs = outputs
-        self._readers = readers
+        self._subscribers = subscribers
         self._members = members
         self._exchange = exchange
         self._settings = settings
@@ -288,8 +288,8 @@ class Partitions:
         """Hand on events that ``task`` has put on ``stream`` while processing ``source``."""
         if source and (source, stream.name) not in self._known_edges:
             self._pipeline.learn(source, stream.name)
-        if self._readers.subscribers:
-            self._readers.show(stream.name, events)
+        if self._subscribers.subscribers:
+            self._subscribers.show(stream.name, events)
         if isinstance(stream, OutputStream):
             self._exchange.send(task, stream.name, events)
             return

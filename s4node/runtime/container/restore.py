@@ -75,7 +75,7 @@ _RESTORED_AT_ONCE = 500
 
 
 class Restore:
-    """Restores the tasks of ``app`` that this container gets, from ``folder`` and ``depot``.
+    """Restores the tasks of ``app`` that this container gets, from ``folder`` and ``remote_job``.
 
     Restored tasks are added to ``committer`` and ``consumers``. ``start`` is the name of this start
     of the job, once it is known. ``standbys`` are the tasks of others that it follows, if it does.
@@ -87,7 +87,7 @@ class Restore:
         config: Config,
         model: JobModel,
         folder: Path,
-        depot: RemoteJob | None,
+        remote_job: RemoteJob | None,
         context: CommitContext,
         *,
         partitions: Partitions,
@@ -102,7 +102,7 @@ class Restore:
         self._app = app
         self._model = model
         self._folder = folder
-        self._depot = depot
+        self._remote_job = remote_job
         self._context = context
         self._partitions = partitions
         self._recovery = recovery
@@ -144,8 +144,8 @@ class Restore:
         model, in_thread = self._model.tasks[task.partition], self._context.in_thread
         folder = task_folder(self._folder, model.name)
         task.failures.isolate(self._recovery)
-        claim, state, keeping = await self._claim(task, folder, origin, epoch)
-        commits = TaskCommits(self._context, task, claim, state, keeping)
+        claim, state, retention = await self._claim(task, folder, origin, epoch)
+        commits = TaskCommits(self._context, task, claim, state, retention)
         self._committer.add(commits)
         if claim.lacks(state.last[1]):
             log.error(
@@ -166,7 +166,7 @@ class Restore:
             origin_of(stream, task.partition, producer): row.number
             for (stream, producer), row in producers.items()
         }
-        await in_thread(keeping.sweep)
+        await in_thread(retention.sweep)
         files = await in_thread(death_files.enter, folder, claim.fence, positions)
         self._recovery.careful.add(task, files)
         self._recovery.skip_named(task, files)
@@ -177,7 +177,7 @@ class Restore:
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
         task.attach_state(state, task_state.CHANGES_BYTES)
         await _restore_all(task)
-        self._tell_unused(state.unused())
+        self._log_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)
         self._context.exchange.add_task(task, state, claim.fence, left)
 
@@ -219,43 +219,43 @@ class Restore:
         self, name: str, folder: Path, origin: str, epoch: int, follower: Follower | None
     ) -> _Claimed:
         in_thread = self._context.in_thread
-        shipment = None if self._depot is None else self._depot.task(folder.name)
+        remote_task = None if self._remote_job is None else self._remote_job.task(folder.name)
         if follower is not None:
-            shipment = follower.task
+            remote_task = follower.task
 
         # the claim to write it
         passing("claim.begin")
         above = await in_thread(epochs.highest, folder)
-        if shipment is not None:
-            above = max(above, await in_thread(shipment.highest))
+        if remote_task is not None:
+            above = max(above, await in_thread(remote_task.highest))
         store = self._context.store
         assert store is not None
         claim = await self._context.claims(store.claim, name, origin, epoch, above)
         passing("claim.fenced")
-        if shipment is not None:
-            await in_thread(shipment.claim, claim.fence, origin, epoch)
+        if remote_task is not None:
+            await in_thread(remote_task.claim, claim.fence, origin, epoch)
 
         # its database, and whether a commit is missing
-        if shipment is not None:
-            self._restoring[name] = shipment
+        if remote_task is not None:
+            self._restoring[name] = remote_task
         try:
             followed = None if follower is None else await in_thread(follower.follow_to_claim)
             database = await in_thread(
-                epochs.claim, folder, claim.fence, self.open, shipment, followed
+                epochs.claim, folder, claim.fence, self.open, remote_task, followed
             )
         finally:
             self._restoring.pop(name, None)
         try:
-            state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
-            if self._depot is None and (url := shipped_of(database)):
+            state = TaskState(database, self._hasher, fence=claim.fence, ship=remote_task)
+            if self._remote_job is None and (url := shipped_of(database)):
                 await in_thread(check_newest, url, folder.name, database)
             self._check_whole(claim, state, folder)
-            keeping = CheckpointRetention(folder, claim.fence, self._policy, shipment)
-            await in_thread(keeping.take_over, state)
+            retention = CheckpointRetention(folder, claim.fence, self._policy, remote_task)
+            await in_thread(retention.take_over, state)
         except BaseException:
             database.close()
             raise
-        return claim, state, keeping
+        return claim, state, retention
 
     async def start_reading(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of started tasks, and begin to remove their former folders."""
@@ -272,8 +272,8 @@ class Restore:
             if task.gate.phase is not Phase.RESTING
         ]
         for each in gained:
-            await self._check_wishes(each.task, each.ssps)
-        self._consumers.assign(gained, _wishes)
+            await self._check_requested(each.task, each.ssps)
+        self._consumers.assign(gained, _requested)
 
     async def _well_past_in_time(self, partition: int, files: DeathFiles) -> None:
         """Note after a time that a task is well past where it began; a quiet one may stay there."""
@@ -334,7 +334,7 @@ class Restore:
                 f"remove it to begin anew, which puts events on streams again"
             )
 
-    def _tell_unused(self, pes: Iterable[str]) -> None:
+    def _log_unused(self, pes: Iterable[str]) -> None:
         """Log, once for all tasks, that the class of saved PE state was renamed or removed."""
         new = sorted(set(pes) - self._unused)
         if new:
@@ -345,9 +345,9 @@ class Restore:
                 folder=str(self._folder),
             )
 
-    async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
+    async def _check_requested(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
         """Raise StartpointError if a task sets the offset of an input that is not its own."""
-        for ssp, startpoint in _wishes(task).items():
+        for ssp, startpoint in _requested(task).items():
             if ssp.system == LIVE:
                 live = LiveSource(live_of(self._app), len(self._model.tasks))
                 await live.resolve(ssp, startpoint)
@@ -358,7 +358,7 @@ class Restore:
                 )
 
 
-def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
+def _requested(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
     starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
     return starts
 

@@ -103,7 +103,7 @@ def _look(
         except (StateError, StoreCorrupt) as error:
             if savepoint:
                 raise
-            _tell_unread(app, task, error)
+            _log_unread(app, task, error)
             return False
         try:
             if kept is not None:
@@ -112,11 +112,11 @@ def _look(
         except StoreCorrupt as error:
             if savepoint:
                 raise
-            _tell_unread(app, task, error)
+            _log_unread(app, task, error)
         return False
 
 
-def _tell_unread(app: App, task: str, error: Exception) -> None:
+def _log_unread(app: App, task: str, error: Exception) -> None:
     log.warning(
         "the state of a task could not be checked before the task is stopped",
         app=app.name,

@@ -48,25 +48,25 @@ class _Following:
 
 
 class Standbys:
-    """Follows tasks of the job in ``folder``, whose state is in ``depot``. ``names`` are those of
-    the tasks by partition, and ``make`` opens a database."""
+    """Follows tasks of the job in ``folder``, whose state is in ``remote_job``. ``names`` are those
+    of the tasks by partition, and ``make`` opens a database."""
 
     def __init__(
         self,
         folder: Path,
-        depot: RemoteJob,
+        remote_job: RemoteJob,
         names: Mapping[int, str],
         make: Make,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._folder = folder
-        self._depot = depot
+        self._remote_job = remote_job
         self._names = names
         self._make = make
         self._following: dict[int, _Following] = {}
         self._ended: dict[int, trio.Event] = {}  # of the last follower, by partition
         self._taken: set[int] = set()  # whose folders may be in use
-        self._told = (frozenset[int](), frozenset[int]())  # which are ready or stuck
+        self._announced = (frozenset[int](), frozenset[int]())  # which are ready or stuck
         self._wanted = trio.Event()  # set once it is known what to follow
         self._removing = trio.Lock()
         self._limiter = trio.CapacityLimiter(_THREADS)
@@ -78,8 +78,8 @@ class Standbys:
             task_status.started()
             self._nursery.start_soon(self._remove_left)
             try:
-                while True:  # a call may hang, which only the time tells
-                    self._tell()
+                while True:  # a call may hang, which only the time shows
+                    self._announce()
                     await trio.sleep(FOLLOW_SECONDS)
             finally:
                 for one in self._following.values():
@@ -153,7 +153,7 @@ class Standbys:
 
     def _follower(self, partition: int) -> Follower:
         folder = task_folder(self._folder, self._names[partition])
-        return Follower(self._depot.task(folder.name), folder, self._make)
+        return Follower(self._remote_job.task(folder.name), folder, self._make)
 
     async def _follow(self, one: _Following, name: str, before: trio.Event | None) -> None:
         with trio.CancelScope(shield=True):  # the folder may be being removed
@@ -180,13 +180,13 @@ class Standbys:
                         "the state of a task cannot be followed now", task=name, reason=str(error)
                     )
                 one.problem = str(error) or type(error).__name__
-            self._tell()
+            self._announce()
             await trio.sleep(FOLLOW_SECONDS)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         now = self.ready, self.stuck
-        if now != self._told:
-            self._told = now
+        if now != self._announced:
+            self._announced = now
             self.on_change()
 
     def _close(self, one: _Following) -> None:

@@ -4,7 +4,8 @@ Rules
 - Parts are made in the order in which they need each other. A part that calls a later part gets a
   function for it, and calls that once all parts are made.
 - Reactions that concern several parts are here.
-- The container itself makes the parts that exist before the app is known: its front and lifecycle.
+- The container itself makes the parts that exist before the app is known: its frame router and
+  its lifecycle.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Parts:
         incarnation: str,
         enrolment: Enrolment | None,
         lifecycle: Lifecycle,
-        front: FrameRouter,
+        router: FrameRouter,
         name: str,
         model: JobModel,
         partitioner: Partitioner,
@@ -87,13 +88,13 @@ class Parts:
         durable = durable_of(app, config)
         app.clock = trio.current_time
         for prototype, _ in app.prototypes.values():
-            prototype.on_event.on_unhandled = partial(_tell_unhandled, app.name, prototype.name)
+            prototype.on_event.on_unhandled = partial(_log_unhandled, app.name, prototype.name)
         self.nursery = nursery
         self._stopping = stopping
         self.quiescence: Quiescence | None = None
-        self._front = front
-        self._listener = front.listener
-        self._effects = front.listener.effects
+        self._router = router
+        self._listener = router.listener
+        self._effects = router.listener.effects
         self._replay = replay
 
         # the loop, and the receivers of events: readers, other apps, other members, other tasks
@@ -112,7 +113,7 @@ class Parts:
             app,
             node=node,
             incarnation=incarnation,
-            headers=front.headers,
+            headers=router.headers,
             queue_size=config[settings.REMOTE_SENDER_SIZE],
             refusals=self.refusals,
         )
@@ -124,7 +125,7 @@ class Parts:
             incarnation=incarnation,
             enrolment=enrolment,
             nudge=self.loop.nudge,
-            on_news=self._heard,
+            on_news=self._on_news,
             refusals=self.refusals,
         )
         if enrolment is not None:
@@ -180,7 +181,7 @@ class Parts:
             partitioner,
             node=node,
             incarnation=incarnation,
-            headers=front.headers,
+            headers=router.headers,
             deserializers=self.pipeline.deserializers,
             shared=enrolment is not None or replay.keeps,
             durable=replay.durable,
@@ -210,10 +211,10 @@ class Parts:
             model=model,
             lifecycle=lifecycle,
             loop=self.loop,
-            front=front,
+            router=router,
             partitions=self.partitions,
             inputs=self.inputs,
-            readers=self.readers,
+            subscribers=self.readers,
             members=self.members,
             replay=replay,
             report=report,
@@ -248,7 +249,7 @@ class Parts:
         return Emitter(
             credentials=Credentials.configured(config),
             queue_size=config[settings.REMOTE_SENDER_SIZE],
-            on_news=self._heard,
+            on_news=self._on_news,
         )
 
     # -- reactions -------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ class Parts:
             return [parts_of(place[1])[1]]
         return self.outputs.senders[stream].full_for
 
-    def _heard(self) -> None:
+    def _on_news(self) -> None:
         """Handle news of consumers, members and receivers."""
         try:
             self.outputs.heard()
@@ -329,7 +330,7 @@ class Parts:
         raise error
 
 
-def _tell_unhandled(app: str, pe: str, cls: type) -> None:
+def _log_unhandled(app: str, pe: str, cls: type) -> None:
     log.warning(
         "no handler for an event type; further ones are only counted",
         app=app,

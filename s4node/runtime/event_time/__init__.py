@@ -1,7 +1,7 @@
 """Event time in a task: up to which time the events of its streams have come, and what that ends.
 
 ``task_times`` has the watermarks of a task's streams, and of what it puts; ``sources`` is what
-their inputs tell it. ``alignment`` says which inputs run ahead of others, ``held_streams`` which
+their inputs report. ``alignment`` says which inputs run ahead of others, ``held_streams`` which
 watermarks do not rise. ``saved_times`` has what a commit keeps of them; ``window_state`` saves and
 restores the instances of windows.
 

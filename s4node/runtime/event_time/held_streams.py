@@ -3,7 +3,7 @@
 Rules
 - A stream is held if a source is waited for that is not as far as the latest event, or if it has no
   watermark at all. One whose sources are all idle has gone as far as its events.
-- It is told once, after a time in which nothing has risen, and again only once it has risen.
+- It is logged once, after a time in which nothing has risen, and again only once it has risen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from s4node.offsets.watermarks import NEVER, Watermarks
 
 _PATIENCE = 60.0
-"""Seconds without a later watermark after which a stream that is held is told."""
+"""Seconds without a later watermark after which a stream that is held is logged."""
 
 
 class HeldStream(NamedTuple):
@@ -31,7 +31,7 @@ class HeldStreams:
     def __init__(self, watermarks: Mapping[str, Watermarks]) -> None:
         self._watermarks = watermarks
         self._since: dict[str, tuple[float, float]] = {}  # where each one is, and since when
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def note(self, awaited: Collection[str], now: float) -> None:
         """Look at the streams for which windows or timers wait."""
@@ -41,20 +41,20 @@ class HeldStreams:
             value, known = self._watermarks[name].value, self._since.get(name)
             if known is None or known[0] != value:
                 self._since[name] = value, now
-                self._told.discard(name)
+                self._logged.discard(name)
 
     @property
     def waits(self) -> bool:
         """True if a look at a stream is due that has no watermark, be its sources idle or not."""
-        untold = self._since.keys() - self._told
-        return any(self._watermarks[name].value == NEVER for name in untold)
+        unlogged = self._since.keys() - self._logged
+        return any(self._watermarks[name].value == NEVER for name in unlogged)
 
-    def take_untold(self, now: float) -> list[HeldStream]:
+    def take_due(self, now: float) -> list[HeldStream]:
         found = []
         for name, (value, since) in self._since.items():
-            if name not in self._told and now - since >= _PATIENCE and self._is_held(name):
+            if name not in self._logged and now - since >= _PATIENCE and self._is_held(name):
                 found.append(HeldStream(name, value, self._watermarks[name].holding))
-                self._told.add(name)
+                self._logged.add(name)
         return found
 
     def _is_held(self, name: str) -> bool:

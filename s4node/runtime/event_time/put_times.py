@@ -6,7 +6,7 @@ Rules
 - A task that reads an input of which it sends on the events of other tasks is at the lowest time of
   what it reads itself. Until it knows whether there are such events, it says nothing.
 - It is idle on a stream while nothing is waited for where its events come from.
-- A stream that is put from streams without time is ``untimed``: its events tell it. So the task is
+- A stream that is put from streams without time is ``untimed``: its events have it. So the task is
   at the latest of those that it has for itself; what it sends to others comes on top of that.
 """
 
@@ -44,7 +44,7 @@ class PutTimes:
         self._watermarks = watermarks
         self._read: dict[str, bool] = {}  # inputs, and whether their events are known to be ours
         self._passed_on: set[str] = set()
-        # others wait until the task is known to them: the first commit tells of it
+        # others wait until the task is known to them: the first commit sends it
         self._saved = None if untimed else (dict(self.times), set(self.idle))
 
     def read(self, stream: str) -> None:
@@ -103,14 +103,14 @@ class PutTimes:
 
     @property
     def moved(self) -> bool:
-        """True if receivers may hear of later times after another commit."""
+        """True if receivers may get later times after another commit."""
         return (self.times, self.idle) != self._saved
 
     def save(self) -> dict[str, float]:
         """The times for the commit that begins now."""
         self._saved = dict(self.times), set(self.idle)
-        told = self.times.keys() - self.untimed
-        return {name: self.times[name] for name in told if self.times[name] > NEVER}
+        reported = self.times.keys() - self.untimed
+        return {name: self.times[name] for name in reported if self.times[name] > NEVER}
 
     def restore(self, saved: Mapping[str, float]) -> list[str]:
         """Resume where the last commit was; return the streams of ``save`` that are put."""

@@ -17,8 +17,8 @@ class SourceState(NamedTuple):
     """A source as its input knows it.
 
     ``returns``: it is waited for although it is not ``here``. ``waits``: its events wait.
-    ``blocked``: it cannot send. ``reports``: its events do not tell its time. ``left``: it is not
-    ``here``, as it has said.
+    ``blocked``: it cannot send. ``reports``: its time is not that of its events. ``left``: it has
+    said that it leaves, and is not ``here``.
     """
 
     name: str

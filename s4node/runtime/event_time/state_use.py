@@ -73,8 +73,8 @@ def check_use(app: App, state: TaskState, check: StateCheck, savepoint: str) -> 
         before = use["keys"].get(stream, key)
         if not check.same_keys and (key[0] != before[0] or not _keeps(key[1], before[1])):
             raise StateError(
-                f"{where} has instances by the key {_told(before)} of stream {stream!r}, and this "
-                f"version of app {app.name!r} would mix them with those by {_told(key)}; keep the "
+                f"{where} has instances by the key {_shown(before)} of stream {stream!r}, and this "
+                f"version of app {app.name!r} would mix them with those by {_shown(key)}; keep the "
                 f"key, deploy it under another --name, or say that both give the same keys: "
                 f"s4 deploy --same-keys"
             )
@@ -110,6 +110,6 @@ def _keeps(now: Collection[str], before: Collection[str]) -> bool:
     return not now or not before or set(before) <= set(now)
 
 
-def _told(key: list[Any]) -> str:
+def _shown(key: list[Any]) -> str:
     name, kinds = key
     return f"{name} ({' or '.join(kinds)})" if kinds else f"{name}"

@@ -64,7 +64,7 @@ class TaskTimes:
     """The times of the streams of ``app``, or of these ``streams``, in the task of a partition.
 
     ``queues`` has the queue of each stream, and ``has_unread`` says of an input if its events
-    wait where they are read from; their owner sets both. ``puts`` has what other tasks are told.
+    wait where they are read from; their owner sets both. ``puts`` has what other tasks get.
     """
 
     def __init__(
@@ -404,8 +404,8 @@ class TaskTimes:
         return {n for at, names in waits if at < math.inf for n in names if n in self._streams}
 
     def held_streams(self) -> list[HeldStream]:
-        """Take the streams that are to be told as their watermark does not rise."""
-        return self._held.take_untold(self._clock())
+        """Take the streams to be logged, because their watermark does not rise."""
+        return self._held.take_due(self._clock())
 
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""
@@ -415,7 +415,7 @@ class TaskTimes:
         )
         inner = [name for name in risen if name in self._streams]
         for name in inner:
-            self._streams[name].told = self.puts.times[name]
+            self._streams[name].put_at = self.puts.times[name]
         return bool(inner)
 
     def _waits(self, source: Any) -> bool:
@@ -468,7 +468,7 @@ class TaskTimes:
             timers.watermark = lowest(self._watermarks, names)
         for name in self.puts.restore(put):
             if name in self._streams:  # its mark may not have been passed
-                self._streams[name].told = put[name]
+                self._streams[name].put_at = put[name]
         self.look_again()
 
     # -- looking -----------------------------------------------------------------------------

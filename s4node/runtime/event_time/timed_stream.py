@@ -47,11 +47,11 @@ _LONGEST_BREAK = 3600.0
 
 
 class TimedStream:
-    """The stream ``name``; its events tell their time by ``rule``.
+    """The stream ``name``; its events have their time by ``rule``.
 
     ``feeders`` are the watermarks of the streams from which it is put; it is ``untimed`` if these
     have no time, and other tasks put on it, too. ``reports`` are the sources
-    that tell their time themselves. ``told`` is the time of the events that are handed on now. At
+    that report their time themselves. ``put_at`` is the time of what the task puts now. At
     the watermark ``due`` something of the task is due.
     """
 
@@ -62,7 +62,7 @@ class TimedStream:
         self.feeders: Sequence[Watermarks] = ()
         self.untimed = False
         self.reports: set[str] = set()
-        self.told: float | None = None
+        self.put_at: float | None = None
         self.due = NEVER
         self.sources: Sources | None = None
         self._leaving: set[str] = set()  # these have left, and their events wait
@@ -86,7 +86,7 @@ class TimedStream:
     @property
     def in_motion(self) -> bool:
         """True if events that are processed may change who is waited for."""
-        return bool(self._leaving or self._marks) or self.told is not None
+        return bool(self._leaving or self._marks) or self.put_at is not None
 
     def reach(self, source: str, time: float) -> bool:
         """Note that a source is at ``time``; return True if that matters at once."""
@@ -174,10 +174,10 @@ class TimedStream:
 
     def pass_marks(self, queue: Gauge | None) -> None:
         """Take what the task has put for itself to be at a time once it is processed."""
-        if self.told is not None:  # what was put before it is in the queue by now
+        if self.put_at is not None:  # what was put before it is in the queue by now
             assert queue is not None
-            self._marks.append((queue.admitted, self.told))
-            self.told = None
+            self._marks.append((queue.admitted, self.put_at))
+            self.put_at = None
         while self._marks and queue is not None:
             if self._marks[0][0] > queue.admitted - queue.depth:
                 break
@@ -186,7 +186,7 @@ class TimedStream:
 
     def rest(self) -> bool:
         """Wait no longer for what the task puts on the stream; False if something is to come."""
-        waits = self.told is not None or self._marks or any(not f.is_silent for f in self.feeders)
+        waits = self.put_at is not None or self._marks or any(not f.is_silent for f in self.feeders)
         if self.feeders and not waits:
             self.watermarks.rest(OWN)
         return not waits

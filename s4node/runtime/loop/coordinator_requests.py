@@ -8,7 +8,7 @@ Rules
 - That a task is done is part of its next commit. Another container that takes such a task over lets
   it rest: none of its handlers is called again.
 - A requested commit is made before the container stops: a task that drains commits.
-- A task is told of the end of its inputs on its own. Tasks that send to each other are told
+- A task gets the end of its inputs on its own. Tasks that send to each other get it
   together, when nothing is left in any task or on its way.
 """
 
@@ -23,7 +23,7 @@ class CoordinatorRequests:
     """The requests of a container's tasks.
 
     ``stopping`` is True once they have asked for its end, ``ending`` once inputs have ended of
-    tasks that are told together.
+    tasks that get it together.
     """
 
     def __init__(self) -> None:
@@ -62,16 +62,16 @@ class CoordinatorRequests:
 
     @property
     def at_end(self) -> bool:
-        """True if all tasks that are told together are at the end of their inputs."""
+        """True if all tasks that get it together are at the end of their inputs."""
         fed = self._fed
         return bool(fed) and all(task.at_end for task in fed)
 
     def end_inputs(self) -> list[Task]:
-        """Have all tasks told of the end of their inputs; return those that were not yet told."""
-        untold = [task for task in self._fed if task.gate.inputs is Inputs.OPEN]
-        for task in untold:
+        """Give all tasks the end of their inputs; return those that did not have it."""
+        reading = [task for task in self._fed if task.gate.inputs is Inputs.OPEN]
+        for task in reading:
             task.gate.end_inputs()
-        return untold
+        return reading
 
     @property
     def _fed(self) -> list[Task]:

@@ -30,7 +30,7 @@ class FullOutputs:
     def __init__(self, streams: Collection[str]) -> None:
         self._streams = frozenset(streams)
         self.since: dict[tuple[str, Hashable], float] = {}
-        self._told: dict[str, set[Hashable]] = {}
+        self._logged: dict[str, set[Hashable]] = {}
         self._due = math.inf
 
     def filled(self, stream: str, place: Hashable) -> None:
@@ -44,11 +44,11 @@ class FullOutputs:
         since = self.since.pop((stream, place), math.inf)
         if not self.since:
             self._due = math.inf
-        told = self._told.get(stream, set())
-        if place in told:
-            told.remove(place)
-            if not told:
-                del self._told[stream]
+        logged = self._logged.get(stream, set())
+        if place in logged:
+            logged.remove(place)
+            if not logged:
+                del self._logged[stream]
                 seconds = round(trio.current_time() - since, 1)
                 log.info("an output stream has room again", stream=stream, seconds=seconds)
 
@@ -60,12 +60,12 @@ class FullOutputs:
         if now >= self._due:
             self._due = math.inf
             for (stream, place), since in self.since.items():
-                if place in self._told.get(stream, ()):
+                if place in self._logged.get(stream, ()):
                     continue
                 if now < since + SECONDS:
                     self._due = min(self._due, since + SECONDS)
                     continue
-                if stream not in self._told:
+                if stream not in self._logged:
                     log.warning(
                         "an output stream is full, and its consumer takes nothing",
                         stream=stream,
@@ -75,5 +75,5 @@ class FullOutputs:
                         "lead back to this app, both wait for each other: have one of the stages "
                         "on the way shed, or put a stream of a log between",
                     )
-                self._told.setdefault(stream, set()).add(place)
+                self._logged.setdefault(stream, set()).add(place)
         return None if self._due == math.inf else self._due

@@ -96,9 +96,9 @@ class Pipeline:
         }
         for name in self._durable:
             executor_of(self.settings(STREAM, name))  # raises if it drops events
-        self._tell_cycles()
-        self._tell_strays()
-        self._tell_uncalled()
+        self._log_cycles()
+        self._log_strays()
+        self._log_uncalled()
 
     # -- making ------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Pipeline:
     def learn(self, source: str, stream: str) -> None:
         """Learn that handlers of ``source`` put events on ``stream``."""
         if self.order.learn(source, stream):
-            self._tell_cycles()
+            self._log_cycles()
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
         if self.full.get((stream, place)) is not holder:
@@ -213,7 +213,7 @@ class Pipeline:
         if (stream, place) in self.full:
             self.full[stream, place] = _GONE
 
-    def _tell_strays(self) -> None:
+    def _log_strays(self) -> None:
         """Log settings of streams that the app does not have: another app's, or misspelt."""
         strays = {
             pattern.name.replace("<stream>", stream): stream
@@ -225,19 +225,19 @@ class Pipeline:
             return
         from difflib import get_close_matches  # slow to load, and only mistakes use it
 
-        told = []
+        named = []
         for key, stream in strays.items():
             near = get_close_matches(stream, self._app.streams, 1)
             meant = f": did you mean {near[0]}?" if near else ""
-            told.append(f"{key} ({self._config.origin(key)}{meant})")
+            named.append(f"{key} ({self._config.origin(key)}{meant})")
         log.warning(
             "settings of streams that the app does not have are ignored",
             app=self._app.name,
-            settings=", ".join(told),
+            settings=", ".join(named),
             streams=", ".join(self._app.streams),
         )
 
-    def _tell_uncalled(self) -> None:
+    def _log_uncalled(self) -> None:
         """Log handlers that are never called though they look as if they were."""
         for pe, handler, missing in graph.uncalled(self._app):
             log.warning(
@@ -248,7 +248,7 @@ class Pipeline:
                 missing=missing,
             )
 
-    def _tell_cycles(self) -> None:
+    def _log_cycles(self) -> None:
         for group in self.order.edges.groups:
             if group in self._logged:
                 continue

@@ -224,7 +224,7 @@ class RunLoop:
         self._check_stop()
 
     def inputs_end(self) -> None:
-        """Note that inputs have ended of tasks that are told together."""
+        """Note that inputs have ended of tasks that get their end together."""
         self._requests.ending = True
 
     def _check_stop(self) -> None:
@@ -237,7 +237,7 @@ class RunLoop:
 
     @property
     def ending(self) -> bool:
-        """True if inputs have ended of tasks that are told together."""
+        """True if inputs have ended of tasks that get their end together."""
         return self._requests.ending
 
     @property

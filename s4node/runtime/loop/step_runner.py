@@ -182,7 +182,7 @@ class StepRunner:
                 task=task.name,
                 stream=held.stream,
                 watermark=held.watermark if held.watermark > -math.inf else None,
-                held_back_by=held.held_back_by or "no source: none has told its time",
+                held_back_by=held.held_back_by or "no source: none has reported its time",
             )
         interval = task.settings.window
         if op is Op.WINDOW and seconds >= interval and task.name not in self._slow_windows:

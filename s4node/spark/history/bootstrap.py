@@ -119,7 +119,7 @@ def bootstrap(
     config: Mapping[str, str] | None = None,
     keep: Sequence[str] = (),
     work: str = "",
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Bootstrapped:
     """Run ``app``, a class or ``package.module:App``, over its ``histories``.
 
@@ -127,7 +127,7 @@ def bootstrap(
     ``order`` are the columns by which a key's events are sorted: a time, and what breaks ties.
     ``config`` are the settings of the nodes. Events on the output streams ``keep`` are kept. What
     stages make is written to a new folder in ``work``, which the driver and all executors have to
-    reach; it may be left out if they are on one machine. ``tell`` gets a line for what does not
+    reach; it may be left out if they are on one machine. ``report`` gets a line for what does not
     happen, and for each stage. Raises GraphError with all that does not fit.
     """
     _check_work(spark, work)
@@ -136,9 +136,9 @@ def bootstrap(
     source = AppSource(app, values, tasks)
     made = source.made()
     _check(made, tasks, histories, keep)
-    told = app_stages.left_out(made, histories)
-    for line in told:
-        tell(line)
+    left_out = app_stages.left_out(made, histories)
+    for line in left_out:
+        report(line)
     frames: dict[str, DataFrame] = {}
     positions: dict[str, Positions] = {}
     for name, history in histories.items():
@@ -166,9 +166,11 @@ def bootstrap(
     folder.mkdir(0o777 if work else 0o700, parents=True)
     try:
         made_by = partial(Replay, source, order=fields, until=times.until(made), now=now)
-        rows = _Levels(spark, source, made, frames, fields, set(keep), folder, tell, made_by).run()
+        rows = _Levels(
+            spark, source, made, frames, fields, set(keep), folder, report, made_by
+        ).run()
         found = Bootstrapped(
-            made, source, rows, fields, folder, positions, counts, times, left_out=told
+            made, source, rows, fields, folder, positions, counts, times, left_out=left_out
         )
         for row in rows.where(f.col("kind") == REFUSED).select("value").collect():
             count, why = msgspec.msgpack.decode(row["value"])
@@ -280,7 +282,7 @@ class _Levels:
         order: StructType,
         keep: set[str],
         work: Path,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         replay: Callable[..., Replay],
     ) -> None:
         self._spark = spark
@@ -292,7 +294,7 @@ class _Levels:
         self._keep = keep
         self._read: set[str] = set()  # streams of earlier stages
         self._work = work
-        self._tell = tell
+        self._report = report
         self._replay = replay
         self._schema = rows_of(order.fields)
 
@@ -302,7 +304,7 @@ class _Levels:
         inner = {name for stage in stages for name in stage.streams} - set(self._frames)
         written: list[DataFrame] = []
         for number, stage in enumerate(stages):
-            self._tell(f"stage {number + 1} of {len(stages)}: {', '.join(stage.pes)}")
+            self._report(f"stage {number + 1} of {len(stages)}: {', '.join(stage.pes)}")
             place = str(self._work / f"stage-{number}")
             rows = self._stage(stage, written, frozenset(inner | self._keep))
             self._read |= {*stage.streams}

@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructType
 from s4node.errors import EventError
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
-from s4node.events.type_words import words as in_words
+from s4node.events.type_text import type_text
 from s4node.spark.columns import kind_of
 from s4node.spark.event_rows import fits, is_plain, values_of
 from s4node.spark.shipped import Shipped
@@ -31,7 +31,7 @@ def misfits(kind: EventType, schema: StructType) -> list[str]:
         return []
     found, columns = [], {each.name: each.dataType for each in schema.fields}
     for field in info.fields:
-        name, said = field.encode_name, in_words(field.type, (kind.cls,))
+        name, said = field.encode_name, type_text(field.type, (kind.cls,))
         column = columns.get(name)
         if column is None:
             if field.required:
@@ -55,18 +55,16 @@ def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
         name = field.encode_name
         if name not in names:
             continue
-        column, words = batch.column(name), in_words(field.type, (kind.cls,))
-        if column.null_count and not kind_of(words).nullable:
+        column, text = batch.column(name), type_text(field.type, (kind.cls,))
+        if column.null_count and not kind_of(text).nullable:
             raise EventError(
                 f"{column.null_count} rows of the history have no {name}, and {kind.name}.{name} "
-                f"is {words}; drop or fill them before, or declare {words} | None"
+                f"is {text}; drop or fill them before, or declare {text} | None"
             )
         try:
             columns.append(_decoded(field.type, hint.type, column))
         except msgspec.DecodeError as error:
-            fix = (
-                f"text for {words} has to be JSON" if kind_of(words).as_json else "filter such rows"
-            )
+            fix = f"text for {text} has to be JSON" if kind_of(text).as_json else "filter such rows"
             raise EventError(
                 f"a row of the history is no {kind.name}: {name}: {error}; {fix}"
             ) from error
@@ -86,7 +84,7 @@ def _decoded(kind: inspect.Type, hint: Any, column: pa.Array) -> list[Any]:
     """The values of a column as a node decodes them: enums, times in UTC, floats that came whole.
     Text for a type that Spark does not have is JSON, as of a log, unless it is a value itself."""
     values, items = values_of(column), list.__class_getitem__(hint)
-    as_json = kind_of(in_words(kind)).as_json and pa.types.is_string(column.type)
+    as_json = kind_of(type_text(kind)).as_json and pa.types.is_string(column.type)
     kinds = set(map(type, _parts(kind)))
     any_text = kinds & {inspect.StrType, inspect.AnyType}
     if as_json and not any_text and fits(kind, StringType()):  # an enum, a literal or a UUID
@@ -118,8 +116,8 @@ def _has_texts(kind: inspect.Type) -> bool:
 def columns_of(kind: EventType) -> StructType:
     """The columns that Spark has for the fields of an event type."""
     columns = StructType()
-    for name, words, _ in kind.declaration.fields:
-        columns.add(name, kind_of(words).spark)
+    for name, text, _ in kind.declaration.fields:
+        columns.add(name, kind_of(text).spark)
     return columns
 
 
@@ -132,7 +130,7 @@ class Columns(Shipped):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kind = EventType(self.cls)
         schema = to_arrow_schema(columns_of(kind), timezone="UTC")
-        as_json = [kind_of(words).as_json for _, words, _ in kind.declaration.fields]
+        as_json = [kind_of(text).as_json for _, text, _ in kind.declaration.fields]
         names = [each.name for each in msgspec.structs.fields(self.cls)]
         for batch in batches:
             events = unpacked(kind, batch.column("value").to_pylist())

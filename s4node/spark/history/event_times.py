@@ -91,8 +91,8 @@ def _seconds(df: DataFrame, stream: Stream, now: float) -> Column:
     if name not in df.columns:
         return none
     column, kind = f.col(f"`{name}`"), df.schema[name].dataType
-    words = {each: said for each, said, _ in stream.types[0].declaration.fields}
-    whole = words.get(stream.time.field, "int" if isinstance(kind, IntegralType) else "") == "int"
+    texts = {each: said for each, said, _ in stream.types[0].declaration.fields}
+    whole = texts.get(stream.time.field, "int" if isinstance(kind, IntegralType) else "") == "int"
     if not isinstance(kind, (NumericType, TimestampType)):
         return none
     at = column.cast("double")

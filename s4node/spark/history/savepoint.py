@@ -37,7 +37,7 @@ from s4node.spark.history.stage_rows import STATE
 from s4node.spark.history.task_writer import TASK, WRITTEN_TASKS, TaskWriter, commit
 from s4node.state.database import Database
 from s4node.state.job import DONE, EPOCH_OF, WRITTEN, folder_of, identity_of
-from s4node.state.remote_job import RemoteJob, depot_of
+from s4node.state.remote_job import RemoteJob, remote_job_of
 from s4node.state.rows import TASK_GROUP
 from s4node.state.task_state import TaskState
 
@@ -45,21 +45,21 @@ from s4node.state.task_state import TaskState
 def check_free(source: AppSource, name: str) -> None:
     """Raise CheckpointError if the app has a savepoint of this name."""
     app = source.made().name
-    job, depot = _place_of(app, Config.from_values(source.values))
-    savepoints_of(job, depot).prepare(name, app)
+    job, remote_job = _place_of(app, Config.from_values(source.values))
+    savepoints_of(job, remote_job).prepare(name, app)
 
 
 def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
     """Write a savepoint among those of the app; raises CheckpointError if the name is taken."""
     config = Config.from_values(found.source.values)
     app = found.app.name
-    job, depot = _place_of(app, config)
+    job, remote_job = _place_of(app, config)
     model = _model(found, config)
     facts = model.facts
     guard = JobGuard(
         facts.tasks, facts.grouper, config[settings.HASHER], facts.counts, facts.rerouted
     )
-    about = writer.About(name, app, identity_of(job, depot), guard, "made of history by Spark")
+    about = writer.About(name, app, identity_of(job, remote_job), guard, "made of history by Spark")
     tasks = {task.name: task for task in model.tasks}
     written = _written(found, len(tasks))
 
@@ -74,13 +74,13 @@ def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
                 _complete(database, found, config, tasks[task])
                 yield database
 
-    return writer.write(savepoints_of(job, depot), about, list(tasks), opened)
+    return writer.write(savepoints_of(job, remote_job), about, list(tasks), opened)
 
 
 def _place_of(app: str, config: Config) -> tuple[Path, RemoteJob | None]:
     """The folder of the app's job, and where its state is shipped, if it is."""
     job = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
-    return job, depot_of(config, job)
+    return job, remote_job_of(config, job)
 
 
 def _model(found: Bootstrapped, config: Config) -> JobModel:

@@ -109,17 +109,17 @@ async def test_a_member_with_more_than_its_share_hands_over_what_it_has_stopped_
         async with seat(tmp_path, "b") as b:
             await until(lambda: b.view.coming == {2, 3}, "b knows its share")
             assert (a.mine, b.mine) == ([0, 1, 2, 3], [])
-            assert (a.view.coming, a.view.owed) == (set(), set())
+            assert (a.view.coming, a.view.to_hand_over) == (set(), set())
             await b.membership.take([2, 3])
-            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await until(lambda: a.view.to_hand_over == {2, 3}, "a owes two")
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
             assert (b.view.coming, b.view.epochs) == ({2}, (1, 1, 1, 2))
             await b.membership.take([2])
-            await until(lambda: a.view.owed == {2}, "b takes events of the other")
+            await until(lambda: a.view.to_hand_over == {2}, "b takes events of the other")
             await a.membership.hand_over([2])
             await owners([a, b], "aabb")
-            assert (a.view.owed, b.view.epochs) == (set(), (1, 1, 3, 2))
+            assert (a.view.to_hand_over, b.view.epochs) == (set(), (1, 1, 3, 2))
             assert b.view.coming == set()
 
 
@@ -131,16 +131,16 @@ async def test_a_member_owes_only_partitions_that_their_next_owner_is_ready_for(
         async with seat(tmp_path, "b") as b:
             await until(lambda: b.view.coming == {2, 3})
             await b.membership.take([1, 3])  # of which it will not get the first
-            await until(lambda: a.view.owed == {3})
+            await until(lambda: a.view.to_hand_over == {3})
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
-            assert a.view.owed == set()
+            assert a.view.to_hand_over == set()
             await b.membership.take([2])  # it owns a partition now, and is heard all the same
-            await until(lambda: a.view.owed == {2})
+            await until(lambda: a.view.to_hand_over == {2})
         await owners([a], "aaaa")
         async with seat(tmp_path, "b") as b:  # another one, which has said nothing yet
             await until(lambda: b.view.coming == {2, 3} and len(a.view.members) == 2)
-            assert (a.owners, a.view.owed) == ("aaaa", set())
+            assert (a.owners, a.view.to_hand_over) == ("aaaa", set())
 
 
 async def test_a_standby_and_the_owner_change_places(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_standby_and_the_owner_change_places(tmp_path: Path) -> None:
             await until(lambda: b.view.follows == {0, 1, 2, 3}, "b is the standby of all")
             await until(lambda: b.view.coming == {2, 3}, "b knows its share")
             await b.membership.take([3])
-            await until(lambda: a.view.owed == {3}, "b has its state")
+            await until(lambda: a.view.to_hand_over == {3}, "b has its state")
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
             await until(lambda: (a.view.follows, b.view.follows) == ({3}, {0, 1, 2}))
@@ -188,12 +188,12 @@ async def test_a_partition_goes_to_no_member_that_is_not_ready_for_it(tmp_path: 
             await owes_two(a, b)
             async with seat(tmp_path, "c") as c:
                 await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
-                await until(lambda: a.view.owed == {2})
+                await until(lambda: a.view.to_hand_over == {2})
                 await a.membership.hand_over([3])  # which was stopped for b
                 await until(lambda: a.view.epochs == (1, 1, 1, 2))
                 assert a.mine == [0, 1, 2, 3]
                 await c.membership.take([3])
-                await until(lambda: a.view.owed == {2, 3})
+                await until(lambda: a.view.to_hand_over == {2, 3})
                 await a.membership.hand_over([3])
                 await owners([a, b, c], "aaac")
 
@@ -206,7 +206,7 @@ async def test_a_partition_that_stops_slowly_goes_to_the_member_that_was_ready_f
         async with seat(tmp_path, "b") as b:
             await owes_two(a, b)
             await b.membership.take([2])  # as it has waited for the other one for too long
-            await until(lambda: a.view.owed == {2})
+            await until(lambda: a.view.to_hand_over == {2})
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
 
@@ -215,9 +215,9 @@ async def test_partitions_are_handed_over_one_after_the_other_to_several_members
     tmp_path: Path,
 ) -> None:
     async with one_taken_of_two(tmp_path) as (a, b):
-        await until(lambda: a.owners == "aaba" and not a.view.owed, "b takes it over")
+        await until(lambda: a.owners == "aaba" and not a.view.to_hand_over, "b takes it over")
         await b.membership.take([])
-        await until(lambda: a.view.owed == {3}, "b takes events")
+        await until(lambda: a.view.to_hand_over == {3}, "b takes events")
 
 
 async def test_a_new_owner_that_hangs_holds_up_what_goes_to_others_only_for_a_time(
@@ -225,7 +225,7 @@ async def test_a_new_owner_that_hangs_holds_up_what_goes_to_others_only_for_a_ti
 ) -> None:
     monkeypatch.setattr(membership, "TAKING_SECONDS", 0.5)
     async with one_taken_of_two(tmp_path) as (a, _):
-        await until(lambda: a.owners == "aaba" and a.view.owed == {3}, "b has had its time")
+        await until(lambda: a.owners == "aaba" and a.view.to_hand_over == {3}, "b has had its time")
 
 
 async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:
@@ -399,14 +399,14 @@ async def test_a_drained_node_hands_over_everything_and_gets_nothing_until_that_
         await registry.add_drained(app, "a")
         await until(lambda: b.view.coming == a.view.mine)
         await b.membership.take(b.view.coming)
-        await until(lambda: a.view.owed == a.view.mine)
-        await a.membership.hand_over(a.view.owed)
+        await until(lambda: a.view.to_hand_over == a.view.mine)
+        await a.membership.hand_over(a.view.to_hand_over)
         await owners([a, b], "bbbb")
         async with seat(tmp_path, "c") as c:
             await until(lambda: len(c.view.coming) == 2)
             await c.membership.take(c.view.coming)
-            await until(lambda: len(b.view.owed) == 2)  # of c's share
-            await b.membership.hand_over(b.view.owed)
+            await until(lambda: len(b.view.to_hand_over) == 2)  # of c's share
+            await b.membership.hand_over(b.view.to_hand_over)
             await until(lambda: len(c.mine) == 2)
         await owners([a, b], "bbbb")
         await registry.remove_drained(app, "a")
@@ -811,7 +811,7 @@ async def one_taken_of_two(folder: Path) -> AsyncIterator[tuple[Seat, Seat]]:
                 await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
                 await b.membership.take([2])
                 await c.membership.take([3])
-                await until(lambda: a.view.owed == {2, 3})
+                await until(lambda: a.view.to_hand_over == {2, 3})
                 await a.membership.hand_over([2])
                 yield a, b
 
@@ -820,7 +820,7 @@ async def owes_two(a: Seat, b: Seat) -> None:
     """Have the second be ready for the two of four partitions that are its share."""
     await until(lambda: b.view.coming == {2, 3}, "b knows its share")
     await b.membership.take([2, 3])
-    await until(lambda: a.view.owed == {2, 3}, "a owes two")
+    await until(lambda: a.view.to_hand_over == {2, 3}, "a owes two")
 
 
 async def owners(seats: list[Seat], expected: str) -> None:

@@ -28,7 +28,7 @@ def system() -> MemorySystem:
 
 def end(system: MemorySystem, partition: int) -> None:
     system.end_partition("clicks", partition)
-    system.tell()
+    system.wake_all()
 
 
 def last(system: MemorySystem, partition: int) -> None:

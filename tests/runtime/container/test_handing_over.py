@@ -412,7 +412,7 @@ class Two:
         await until(
             lambda: (
                 last not in tasks
-                or (last in ownership.view.owed and tasks[last].gate.phase in still)
+                or (last in ownership.view.to_hand_over and tasks[last].gate.phase in still)
             )
         )
 

@@ -194,18 +194,18 @@ def test_a_stream_whose_watermark_does_not_rise_is_told_once_with_what_holds_it_
     marks = Watermarks(lateness=5)
     held = HeldStreams({"trades": marks})
     held.note({"trades"}, now=0)
-    assert held.take_untold(now=59) == []
-    assert held.take_untold(now=60) == [HeldStream("trades", -math.inf, "")]
-    assert held.take_untold(now=61) == []
+    assert held.take_due(now=59) == []
+    assert held.take_due(now=60) == [HeldStream("trades", -math.inf, "")]
+    assert held.take_due(now=61) == []
     marks.reach("fast", 100)
     marks.reach("slow", 50)
     marks.advance()
     held.note({"trades"}, now=70)
-    assert held.take_untold(now=129) == []
-    assert held.take_untold(now=130) == [HeldStream("trades", 45.0, "slow")]
+    assert held.take_due(now=129) == []
+    assert held.take_due(now=130) == [HeldStream("trades", 45.0, "slow")]
     held.note(set(), now=140)  # no window waits any more
     held.note({"trades"}, now=150)
-    assert held.take_untold(now=209) == []
+    assert held.take_due(now=209) == []
 
 
 def test_a_stream_that_is_as_far_as_its_events_is_not_told() -> None:
@@ -214,7 +214,7 @@ def test_a_stream_that_is_as_far_as_its_events_is_not_told() -> None:
     marks.reach("only", 100)
     marks.advance()
     held.note({"trades"}, now=0)
-    assert held.take_untold(now=1000) == []
+    assert held.take_due(now=1000) == []
 
 
 def test_the_rows_are_the_same_for_every_order_number_of_partitions_and_kill() -> None:

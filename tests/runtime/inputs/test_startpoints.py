@@ -35,7 +35,7 @@ from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request, Request
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.state.job import folder_of, identity_of
-from s4node.state.remote_job import depot_of
+from s4node.state.remote_job import remote_job_of
 from s4node.systems.memory import MemorySystem
 
 NOW = 1_700_000_000_000
@@ -507,7 +507,7 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
     shared = {"s4.state.url": "file:///s", "s4.coordination.folder": str(tmp_path / "cluster")}
     folder = folder_of(str(tmp_path / "b"), "default", "notes")
     url = f"file://{tmp_path / 'shared'}"
-    depot = depot_of(Config.from_values({"s4.state.url": url}), folder)
+    depot = remote_job_of(Config.from_values({"s4.state.url": url}), folder)
     identity_of(folder, depot)
     store = Store(folder, **shared)
     store.put([("memory", "clicks", 0), ("memory", "clicks", 1)], Oldest(), now_ms())

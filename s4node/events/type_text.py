@@ -1,4 +1,4 @@
-"""A type in words that do not depend on how Python spells it: for fingerprints. Pure."""
+"""A type as text that does not depend on how Python spells it: for fingerprints. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from msgspec import inspect
 
 DEFAULT, CLOSED = "=", "!"
 """The marks behind a field of a nested type with a default, and behind a type that takes no fields
-but its own. Words without marks are those of fingerprints."""
+but its own. A text without marks is that of fingerprints."""
 
 
-def words(kind: inspect.Type, seen: tuple[type, ...] = (), *, marked: bool = False) -> str:
-    """A type in words that do not depend on Python's spelling of it, with marks if wanted."""
-    of = partial(words, seen=seen, marked=marked)
+def type_text(kind: inspect.Type, seen: tuple[type, ...] = (), *, marked: bool = False) -> str:
+    """A type as text, with marks if wanted."""
+    of = partial(type_text, seen=seen, marked=marked)
     match kind:
         case inspect.AnyType():
             return "any"
@@ -37,7 +37,7 @@ def words(kind: inspect.Type, seen: tuple[type, ...] = (), *, marked: bool = Fal
             if cls in seen:
                 return cls.__name__
             inside = ",".join(
-                f"{f.encode_name}:{words(f.type, (*seen, cls), marked=marked)}"
+                f"{f.encode_name}:{type_text(f.type, (*seen, cls), marked=marked)}"
                 + (DEFAULT if marked and not f.required else "")
                 for f in fields
             )
