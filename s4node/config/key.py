@@ -90,7 +90,6 @@ class StageKey(ConfigKey[T]):
 
     @cached_property
     def of(self) -> Mapping[str, OfStage[T]]:
-        """The keys by stage."""
         return {stage: self._of(stage, text) for stage, text in self.defaults.items()}
 
     @property

@@ -89,12 +89,10 @@ class DeathFiles:
             self._event_path.unlink(missing_ok=True)
 
     def event_begins(self, place: EventPlace) -> None:
-        """Note that this event begins."""
         with suppress(OSError):  # a place longer than what was allocated, on a full disk
             os.pwrite(self._event, msgspec.json.encode(place) + b"\n", 0)
 
     def event_ended(self) -> None:
-        """Note that the event has ended."""
         os.pwrite(self._event, b"\n", 0)
 
     def close(self) -> None:

@@ -278,7 +278,6 @@ class TaskClaims(SqliteFile):
             raise _taken_over(claim)
 
     def fences(self) -> dict[str, int]:
-        """The fence of each task's owner."""
         with self.transaction(write=False):
             return dict(self.execute("SELECT name, fence FROM task").fetchall())
 

@@ -53,7 +53,6 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
 
 
 def list_node(entry: RunningEntry, node: Node) -> None:
-    """List this process as that of a node."""
     entry.write(
         Running(
             pid=os.getpid(),

@@ -208,7 +208,6 @@ class SavepointReader(Shipped, DataSourceReader):
 
 
 def _values(rows: Sequence[tuple[Any, dict[str, Any]]], field: StructField) -> list[Any]:
-    """The values of one column."""
     if field.name == "key":
         if isinstance(field.dataType, StructType):
             return [{f"_{n}": part for n, part in enumerate(key, 1)} for key, _ in rows]

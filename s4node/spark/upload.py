@@ -84,7 +84,6 @@ class Upload:
 
     @property
     def partitions(self) -> int:
-        """The partitions of the stream."""
         return len(self._lanes)
 
     @property
@@ -136,7 +135,6 @@ class Upload:
         return {number: lane.next for number, lane in enumerate(self._lanes) if lane.next}
 
     def close(self) -> None:
-        """Close all connections."""
         for link in self._links.values():
             link.close()
         self._links.clear()

@@ -44,7 +44,6 @@ assert KEY_GROUPS <= TASK_GROUP
 
 
 def group_and_table(row: bytes) -> tuple[int, int]:
-    """The key group and the table of a row, from its key."""
     group, table = _PREFIX.unpack_from(row)
     return group, table
 

@@ -32,7 +32,6 @@ class _Plain(Console):
 
 
 def show(snapshots: Sequence[Snapshot]) -> None:
-    """Print the snapshots."""
     console = _Plain(highlight=False)
     console.print(rendered(snapshots, console.width, live=False))
 

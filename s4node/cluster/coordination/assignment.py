@@ -282,7 +282,6 @@ def _standbys(
 
 
 def _undrained(members: Iterable[Key], drained: Collection[Key]) -> list[Key]:
-    """The members that are not drained; all, if all are."""
     found = list(members)
     return [key for key in found if key not in drained] or found
 

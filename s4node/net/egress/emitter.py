@@ -104,7 +104,7 @@ class Emitter:
 
     @property
     def stranger(self) -> str:
-        """Why a peer seems not to be a node, in words; empty if none does."""
+        """The reason why a peer seems not to be a node; empty if none does."""
         return next((s for link in self.links.values() if (s := link.answers.stranger)), "")
 
     @property

@@ -26,7 +26,7 @@ class Built(NamedTuple):
 
 
 class NotBuilt(NamedTuple):
-    """Why a lane's next events do not fit; try ``fewer``, or 0 if there was only one event."""
+    """The next events of a lane do not fit; try ``fewer``, or 0 if there was only one event."""
 
     reason: str
     fewer: int

@@ -61,7 +61,7 @@ _WEIGH_EACH = 512
 
 
 class OneLane(NamedTuple):
-    """Why all events of a stream go to one lane: our key, in words, and the node's ``routing``."""
+    """The reason why all events of a stream go to one lane: our key, and the node's ``routing``."""
 
     key: str
     routing: str

@@ -1,4 +1,4 @@
-"""What peers may take up of a container: one table of limits, and how they are counted. Pure.
+"""The limits of what peers may take up of a container, and how they are counted. Pure.
 
 Rules
 - They hold for every peer, trusted or not, and for each process of a node by itself. No setting
@@ -67,7 +67,7 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Budget(Generic[Owner]):
-    """What its owners take up of something, together at most ``limit``."""
+    """The amount that owners take up of something, together at most ``limit``."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -104,7 +104,7 @@ class Rate:
 
     @property
     def spent(self) -> float:
-        """What has happened lately, as of the last count."""
+        """The counts of the last seconds, as of the last count."""
         return self._most - self._left
 
     def seconds_until_next(self, now: float) -> float:

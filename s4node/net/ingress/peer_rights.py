@@ -1,4 +1,4 @@
-"""What a peer with a certificate may ask of a node, by its role. Pure.
+"""The rights of a peer with a certificate, by its role. Pure.
 
 Rules
 - ``MAY`` is the whole decision. Listeners ask ``refusal`` about each frame before anything else
@@ -52,14 +52,14 @@ _CLAIMS = (wire.CLUSTER, wire.FENCE)
 
 
 def unwelcome(peer: Holder, cluster: str) -> str:
-    """Why a node of ``cluster`` has nothing to do with a peer; empty if it may ask something."""
+    """The reason why a node of ``cluster`` refuses a peer; empty if it may ask something."""
     if cluster in peer.roles:
         return ""
     return f"its certificate is that of {peer}, which names nobody in cluster {cluster!r}"
 
 
 def refusal(peer: Holder, cluster: str, header: wire.Header) -> str:
-    """Why a peer may not send a frame to a node of ``cluster``; empty if it may."""
+    """The reason why a peer may not send a frame to a node of ``cluster``; empty if it may."""
     role = peer.roles[cluster]
     request = _request_of(header)
     if request and request not in MAY[role]:
@@ -74,7 +74,7 @@ def refusal(peer: Holder, cluster: str, header: wire.Header) -> str:
 
 
 def _not_its_own(peer: Holder, role: str, header: wire.Header) -> str:
-    """Why what a producer's frame claims is not the peer's to claim; empty if it is."""
+    """The reason why a peer may not claim what its frame claims; empty if it may."""
     producer = _producer_of(header)
     if producer.startswith(wire.TASK):
         home = producer[len(wire.TASK) :].partition("/")[0]

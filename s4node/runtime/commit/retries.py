@@ -23,7 +23,7 @@ RETRY_SECONDS = 1.0
 
 
 class Retries:
-    """What cannot be read or written now, and is tried again for ``timeout`` seconds.
+    """The reads and writes that fail now, and are tried again for ``timeout`` seconds.
 
     ``failing`` has the reasons by task; "" stands for the start of the container. ``has_begun`` is
     set once the first tasks are restored. ``stopping`` is set when the container has to end.

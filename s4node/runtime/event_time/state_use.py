@@ -1,4 +1,4 @@
-"""What a version of an app uses of a task's state: its tables, and the keys of its streams. Pure.
+"""The state of a task that a version of an app uses: tables, and keys of streams. Pure.
 
 Rules
 - A task notes both with a commit, so a savepoint says what its version used. Rows of other versions

@@ -197,7 +197,7 @@ class StepRunner:
     # -- event by event ----------------------------------------------------------------------
 
     def next_op(self, task: Task) -> Op:
-        """What a task may do now, after its ended events were handled."""
+        """The next operation that a task may do, after its ended events were handled."""
         in_flight = task.in_flight
         if in_flight is None:
             return task.next_op()

@@ -153,7 +153,6 @@ def _text(value: Any) -> str:
 
 
 def packed(kinds: Sequence[EventType], events: Sequence[Any]) -> list[bytes]:
-    """Each event as bytes."""
     found = {kind.cls: kind for kind in kinds}
     return [found[type(event)].encode([event])[1:] for event in events]
 

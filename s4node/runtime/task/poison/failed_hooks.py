@@ -33,7 +33,7 @@ class HookCall(NamedTuple):
 
 
 class FailedCall(NamedTuple):
-    """Why a call has failed; ``kept`` if it is made again at the next start."""
+    """The reason why a call has failed; ``kept`` if it is made again at the next start."""
 
     stream: str
     fault: Fault

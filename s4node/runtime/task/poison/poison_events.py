@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why an event cannot be processed: the reason, and the PE, its key and traceback if any."""
+    """The failure of an event: the reason, and the PE, its key and traceback if any."""
 
     reason: str
     pe: str = ""
