@@ -396,15 +396,15 @@ def failure_of(size: Size, seed: int) -> tuple[int, str]:
     run = partial(scenario, size=size)
     try:
         run(seed)
-    except Exception:
-        pass
+    except Exception as error:
+        first = "".join(traceback.format_exception(error, limit=-3))
     else:
         return seed, ""
     try:
         check_seeds(run, [seed])
     except Exception as error:
         return seed, "".join(traceback.format_exception(error, limit=-3))
-    return seed, "it failed once, and then did not"
+    return seed, f"it failed once, and then did not:\n{first}"
 
 
 def failures(seeds: range, jobs: int, size: Size) -> Iterator[tuple[int, str]]:

@@ -172,7 +172,10 @@ class RemoteFiles:
 
         try:
             with ThreadPoolExecutor(2) as pool:
-                one, other = pool.map(wins, (b"1", b"2"))
+                try:
+                    one, other = pool.map(wins, (b"1", b"2"))
+                finally:
+                    both.abort()  # after Ctrl-C, one may wait for another that never comes
         finally:
             self.remove(places)
         if isinstance(one, list) and isinstance(other, list):

@@ -134,6 +134,11 @@ def encoded(entry: Entry) -> bytes:
     return _KIND + _FORMAT + zlib.crc32(body).to_bytes(4, "big") + body
 
 
+def is_commit(data: bytes) -> bool:
+    """Return True if an object is the entry of a commit, without a look at its rows."""
+    return data[:3] == _KIND and data[9:16] == b"\xa6commit"
+
+
 def decoded(data: bytes | None, place: str) -> Entry | None:
     """The entry in the object at ``place``; None if it is missing or damaged.
 

@@ -318,7 +318,7 @@ class ClusterTest:
 
     @property
     def trace(self) -> list[Message]:
-        """Every message that has arrived: time, sending host, receiving host, bytes, checksum."""
+        """Every message that has arrived, and every commit that was put at the URL."""
         return self._hosts.world.network.trace
 
     @property

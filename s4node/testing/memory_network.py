@@ -11,9 +11,9 @@ Rules
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import trio
 
@@ -30,8 +30,14 @@ _REDIAL_SECONDS = 0.05
 _REDIAL_MOST_SECONDS = 1.0
 
 
-Message = tuple[float, str, str, int, int]
-"""An envelope that has arrived: time, sending host, receiving host, size, checksum."""
+class Message(NamedTuple):
+    """An envelope that has arrived, or a commit that was put at the URL: ``receiver`` is its object
+    there."""
+
+    at: float
+    sender: str
+    receiver: str
+    data: bytes
 
 
 class MemoryNetwork:
@@ -345,9 +351,8 @@ class _End:
 
         def arrive() -> None:
             if peer._peer is self and not peer.closed:
-                peer._inbox.append(bytes(data))
-                at = self._network.runs.now
-                said = at, self.host, peer.host, len(data), zlib.crc32(data)
+                said = Message(self._network.runs.now, self.host, peer.host, bytes(data))
+                peer._inbox.append(said.data)
                 self._network.trace.append(said)
                 peer._readable.unpark_all()
 

@@ -18,13 +18,16 @@ URL = "s4-test://state"
 
 
 class MemoryStore:
-    """The objects of a world; ``here`` tells which run asks."""
+    """The objects of a world; ``here`` tells which run asks, and ``note`` gets what it has put."""
 
-    def __init__(self, here: Callable[[], Run | None]) -> None:
+    def __init__(
+        self, here: Callable[[], Run | None], note: Callable[[str, str, bytes], None]
+    ) -> None:
         self.objects: dict[str, bytes] = {}
         self.lost: set[str] = set()
         self.doubtful: set[str] = set()
         self._here = here
+        self._note = note
 
     def request(self) -> None:
         """Raise OSError if the host that asks does not reach the store."""
@@ -39,6 +42,8 @@ class MemoryStore:
         elif self.objects.setdefault(path, data) is not data:  # two threads may try at a time
             raise FileExistsError(path)
         run = self._here()
+        if run is not None:
+            self._note(run.name, path, data)
         if run is not None and run.name in self.doubtful:
             raise OSError(errno.ETIMEDOUT, "the store does not answer")
 

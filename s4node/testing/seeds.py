@@ -2,22 +2,37 @@
 
 Rules
 - A scenario is a function of a seed that uses ClusterTest. Two runs of one seed have to be equal.
+- They are compared by their messages and their commits, which have the state, the timers and the
+  outputs of tasks. What handlers do in memory only is not compared.
 - Of a failure, the faults without which it still fails are left out, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from itertools import chain, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
 
 from s4node.errors import S4Error
+from s4node.events.schema import TypeDecl
+from s4node.net.wire import frame as wire
+from s4node.net.wire.body import raws_of
+from s4node.state import remote_log
+from s4node.state.remote_log import Row
+from s4node.state.rows import PREFIX_BYTES
 from s4node.testing.faults import Fault
 from s4node.testing.memory_network import Message
 
 _SHOWN = 30
-"""So many messages of a run that fails are shown."""
+"""So many messages of a run that fails are shown, the newest ones."""
+
+_MOST_EVENTS, _MOST_LETTERS = 5, 300
+"""What is shown of a message."""
 
 
 class Recorded(NamedTuple):
@@ -73,10 +88,11 @@ def _check_equal(seed: int, one: Recorded, other: Recorded) -> None:
     messages = [[*chain.from_iterable(run.traces)] for run in (one, other)]
     for number, (first, second) in enumerate(zip_longest(*messages)):
         if first != second:
+            one_tells, other_tells = map(Teller, messages)
+            told = f"\n    {one_tells(first, other=second)}\n    {other_tells(second, other=first)}"
             raise S4Error(
-                f"seed {seed}: two runs differ at message {number}: {first} and {second} (time, "
-                f"from, to, bytes, checksum); take the time from app.clock(), chance from a Random "
-                f"with a seed, and start no threads"
+                f"seed {seed}: two runs differ at message {number}; take the time from "
+                f"app.clock(), chance from a Random with a seed, and start no threads:{told}"
             )
 
 
@@ -96,9 +112,91 @@ def _shortened(
         f"check_seeds: seed {seed} fails with {len(kept)} of {len(chosen)} chosen faults:{lines}"
     )
     messages = [*chain.from_iterable(run.traces)]
-    shown = "".join(
-        f"\n    {at:.6f} {one} to {other}: {size} bytes"
-        for at, one, other, size, _ in messages[-_SHOWN:]
-    )
+    tell = Teller(messages)
+    shown = "".join(f"\n    {tell(each)}" for each in messages[-_SHOWN:])
     error.add_note(f"the last of {len(messages)} messages:{shown}")
     return error
+
+
+class Teller:
+    """Tells what messages say: their events, as their types were declared in hellos."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._types: dict[int, TypeDecl] = {}
+        for message in messages:
+            for header, _ in _frames(message):
+                if isinstance(header, wire.Hello):
+                    self._types |= {each.fingerprint: each for each in header.types}
+
+    def __call__(self, message: Message | None, *, other: Message | None = None) -> str:
+        """What a message says; of a commit, the rows that are not in an ``other`` one."""
+        if message is None:
+            return "nothing"
+        at, sender, receiver, _ = message
+        rows = _rows(message)
+        if rows:
+            *_, app, _, task, _, _ = unquote(receiver).split("/")
+            alike = [] if other is None else _rows(other)
+            told = "; ".join(_told_row(row) for row in sorted(rows) if row not in alike)
+            return f"{at:.6f} {sender} commits {task} of {app}: {_short(told)}"
+        said = "; ".join(self._told(*each) for each in _frames(message))
+        return f"{at:.6f} {sender} to {receiver}: {_short(said)}"
+
+    def _told(self, header: wire.Header, body: memoryview) -> str:
+        stream = getattr(header, "stream", "")
+        if isinstance(header, wire.Data):
+            kinds = [each.fingerprint for each in header.sections]
+            order = header.order or bytes(header.count)
+            raws = list(zip(order, raws_of(header, body), strict=False))
+            events = [self._event(kinds[kind], raw) for kind, raw in raws[:_MOST_EVENTS]]
+            more = ["..."] if len(raws) > _MOST_EVENTS else []
+            return f"{stream}[{header.partition}] {header.first}: {', '.join(events + more)}"
+        if isinstance(header, wire.Verdict):
+            upto = ", ".join(f"[{each.partition}] below {each.upto}" for each in header.rulings)
+            return f"done of {stream}: {upto}{header.error}"
+        if isinstance(header, wire.Watermark):
+            return f"watermark of {stream}: {header.millis / 1000}"
+        return f"{header.kind} {stream}".rstrip()
+
+    def _event(self, fingerprint: int, raw: bytes) -> str:
+        values, declared = _plain(raw), self._types.get(fingerprint)
+        if declared is None or not isinstance(values, list):
+            return repr(values)
+        names = (name for name, *_ in declared.fields)
+        fields = ", ".join(f"{n}={value!r}" for n, value in zip(names, values, strict=False))
+        return f"{declared.name}({fields})"
+
+
+def _frames(message: Message) -> Iterator[tuple[wire.Header, memoryview]]:
+    if not remote_log.is_commit(message.data):
+        for frame in wire.read_envelope(message.data, len(message.data)):
+            if isinstance(frame, wire.Frame):
+                yield frame.header, frame.body
+
+
+def _rows(message: Message) -> list[Row]:
+    """The rows of a commit, of which those of keys come first if they are sorted."""
+    if not remote_log.is_commit(message.data):
+        return []
+    entry = remote_log.decoded(message.data, message.receiver)
+    return entry.rows if isinstance(entry, remote_log.Commit) else []
+
+
+def _told_row(row: Row) -> str:
+    key, value = _readable(row[0][PREFIX_BYTES:]), row[1]
+    return f"{key} = {None if value is None else _plain(value)!r}"
+
+
+def _plain(data: bytes) -> Any:
+    try:
+        return msgspec.msgpack.decode(data)
+    except msgspec.DecodeError:
+        return _readable(data)
+
+
+def _readable(data: bytes) -> str:
+    return " ".join(text.decode() for text in re.findall(rb"[ -~]{1,}", data))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."

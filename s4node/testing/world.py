@@ -34,10 +34,11 @@ from s4node.errors import S4Error, leaves
 from s4node.net.transport import network
 from s4node.offsets.startpoint import Specific, Startpoint
 from s4node.offsets.system import SystemStreamPartition
+from s4node.state.remote_log import is_commit
 from s4node.systems import registry
 from s4node.systems.memory import MemorySystem, _Partition
 from s4node.testing import memory_store
-from s4node.testing.memory_network import MemoryNetwork
+from s4node.testing.memory_network import MemoryNetwork, Message
 from s4node.testing.memory_store import MemoryStore
 from s4node.testing.runs import Restless, Run, Runs, scheduler, told_waits
 
@@ -129,8 +130,8 @@ class World:
         self.random = Random(seed)  # noqa: S311 - to be repeated
         self._order = Random(seed)  # noqa: S311
         self.runs = Runs(self._order)
-        self.store = MemoryStore(lambda: self.runs.here)
         self.network = MemoryNetwork(self.runs, partial(delay, self.random))
+        self.store = MemoryStore(lambda: self.runs.here, self._was_put)
         self._interrupted = False
         self._broken = False  # nothing can be ended in order
         self.first = self.add(host)
@@ -356,6 +357,10 @@ class World:
     def _passing(self, point: str) -> None:
         if self.runs.here is not None:
             self.on_point(self.runs.here, point)
+
+    def _was_put(self, name: str, path: str, data: bytes) -> None:
+        if is_commit(data):  # other objects have random names of files
+            self.network.trace.append(Message(self.now, name, path, data))
 
     def _opened(self, file: open_files.Closable, path: Path) -> None:
         if self.runs.here is not None:

@@ -141,7 +141,25 @@ def test_a_failure_names_the_seed_and_the_fewest_faults_with_which_it_fails() ->
     found = re.search(r"fails with (\d+) of (\d+) chosen faults", note)
     assert found is not None
     assert note.count("Fault(") == int(found[1]) < int(found[2])
-    assert re.search(r"the last of \d+ messages:\n    \d+\.\d+ host\d to host\d: \d+ bytes", trace)
+    assert re.search(r"the last of \d+ messages:\n    \d+\.\d+ host\d ", trace)
+
+
+def test_a_failure_shows_the_events_of_the_last_messages() -> None:
+    def fails(seed: int) -> None:
+        with ClusterTest(counting, seed=seed, settings=DURABLE) as test:
+            test.send("clicks", *CLICKS)
+            test.settle()
+            raise AssertionError
+
+    with pytest.raises(AssertionError) as failure:
+        check_seeds(fails, [1])
+    shown = failure.value.__notes__[-1]
+    assert re.search(
+        r"program to host\d: clicks\[\d\] 0: Click\(user='user-\d', number=0, at=", shown
+    )
+    assert re.search(r"host\d to host\d: seen\[\d\] 0: Seen\(group='\d', user='user-\d', nu", shown)
+    assert re.search(r"host\d to program: done of clicks: \[\d\] below 1", shown)
+    assert re.search(r"host\d commits Partition \d of counting: user-\d = \[0, \[0\]\]", shown)
 
 
 @pytest.mark.parametrize("chance", [random.random, time.time, time.perf_counter])
@@ -157,8 +175,30 @@ def test_an_app_that_is_not_deterministic_is_found_where_two_runs_differ(
             test.send("clicks", *CLICKS)
             test.settle()
 
-    with pytest.raises(S4Error, match=r"seed 3: two runs differ at message \d+: \("):
+    with pytest.raises(S4Error, match="seed 3: two runs differ at message") as failure:
         check_seeds(sent, [3])
+    one, other = str(failure.value).splitlines()[1:]
+    assert re.search(r"host\d (to host\d: seen\[\d\]|commits Partition \d of counting:) ", one)
+    assert one != other
+
+
+def test_an_app_whose_state_alone_is_not_deterministic_is_found_at_its_first_commit() -> None:
+    class Different(Count):
+        chance: float = 0.0
+
+        def on_event(self, click: Click) -> None:
+            self.chance = random.random()
+
+    def sent(seed: int) -> None:
+        with ClusterTest(lambda: counting(Different), seed=seed, settings=DURABLE) as test:
+            test.send("clicks", Click("joe", 0))
+            test.settle()
+
+    with pytest.raises(S4Error, match="seed 3: two runs differ at message") as failure:
+        check_seeds(sent, [3])
+    one, other = str(failure.value).splitlines()[1:]
+    assert re.fullmatch(r"    \d+\.\d+ host\d commits Partition \d of counting: joe = .*", one)
+    assert one != other
 
 
 def test_what_a_cluster_holds_on_to_does_not_grow_with_what_it_has_done() -> None:
