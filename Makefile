@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture test-kafka simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,10 @@ test-measured: install-spark ## run every benchmark and the torture in short, wi
 
 test-slice: install-spark ## run three minutes of test-long; another part after each commit, or NUMBER=
 	$(PYTHON_OF_VENV) -m pytest -m long --slice $(or $(NUMBER),$(shell git rev-list --count HEAD)) $(ARGS)
+
+test-kafka: install ## run the tests of Kafka over a broker, which Maven downloads; without Maven they are skipped
+	-@bash tools/install kafka
+	$(PYTHON_OF_VENV) -m pytest tests/kafka $(ARGS)
 
 test-frames: install ## send FRAMES= frames at all bounds to a node, with TLS and without
 	FUZZ_FRAMES=$(or $(FRAMES),1000000) $(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=0 $(BESIDE) \

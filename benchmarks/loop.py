@@ -263,10 +263,10 @@ class Request(Event):
 class Requests(MemorySystem):
     """A system with a stream of requests; its address is their number."""
 
-    def __init__(self, name: str, address: str) -> None:
-        super().__init__(name, address)
+    def __init__(self, name: str, config: Config) -> None:
+        super().__init__(name, config)
         self.create("requests", TASKS)
-        for partition, requests in enumerate(_requests(int(address))):
+        for partition, requests in enumerate(_requests(int(self.address))):
             self.put("requests", partition, *requests)
 
 

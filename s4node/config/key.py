@@ -74,6 +74,19 @@ class Pattern(ConfigKey[T]):
         return middle if name == before + middle + after and kinds.is_name(middle) else None
 
 
+@dataclass(frozen=True, eq=False)
+class ClientOption(Pattern[T]):
+    """A family whose keys end with an option of another program's, which may have dots:
+    ``systems.<system>.consumer.<option>``. ``matching`` has it as ``system.option``."""
+
+    def placeholder_of(self, name: str) -> str | None:
+        before, after = self.ends
+        between = after.partition("<")[0]
+        system, _, option = name.removeprefix(before).partition(between)
+        found = name == before + system + between + option and kinds.is_name(system)
+        return f"{system}.{option}" if found and option else None
+
+
 class OfStage(NamedTuple, Generic[T]):
     """A property of one stage: the setting for all streams, and the pattern for one of them."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from s4node.config import kinds
-from s4node.config.key import ConfigKey, Pattern, Setting, StageKey
+from s4node.config.key import ClientOption, ConfigKey, Pattern, Setting, StageKey
 
 # A key is one block: section, name, value and kind, then its documentation.
 # fmt: off
@@ -356,16 +356,61 @@ TASK_IGNORED_EXCEPTIONS = Setting(
 _INPUTS = "Replayable inputs"
 
 SYSTEM_TYPE = Pattern(
-    _INPUTS, "systems.<system>.type", "log", kinds.own("log"),
-    "Defines a system of this name. log is the log of a node. A class of your own is called with "
-    "the name and the address. The system live, the sockets, always exists.",
+    _INPUTS, "systems.<system>.type", "log", kinds.own("log", "kafka"),
+    "Defines a system of this name. log is the log of a node. kafka is a cluster of Kafka. A class "
+    "of your own is called with the name and the configuration. The system live, the sockets, "
+    "always exists.",
     "systems.archive.type",
 )
 SYSTEM_ADDRESS = Pattern(
     _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
-    "The address of the system. For a log it is the address of its node. The system log needs no "
-    "address if this process has the log itself.",
+    "The address of the system. For a log it is the address of its node, for kafka host:port of "
+    "some brokers. The system log needs no address if this process has the log itself.",
     "systems.archive.address",
+)
+SYSTEM_CONSUMER = ClientOption(
+    _INPUTS, "systems.<system>.consumer.<option>", "/etc/ssl/ca.pem", kinds.TEXT,
+    "An option of the client that reads from a system. For kafka it is one of librdkafka's. The "
+    "value of an option .file is in that file: sasl.password.file has the value of sasl.password.",
+    "systems.orders.consumer.ssl.ca.location",
+)
+PHYSICAL_NAME = Pattern(
+    _INPUTS, "streams.<stream>.samza.physical.name", "shop.orders-v2", kinds.TEXT,
+    "The name of the stream in its system, such as a topic of kafka, if it is another one.",
+    "streams.orders.samza.physical.name",
+)
+STREAM_SERDE = Pattern(
+    _INPUTS, "streams.<stream>.samza.msg.serde", "json", kinds.own("json", "msgpack", "bytes"),
+    "The format of the values of a stream whose records have no types, as in kafka. The default is "
+    "json. bytes puts the value into the field value. A class of your own has decode(value), which "
+    "returns an event, or a dict of its fields.",
+    "streams.orders.samza.msg.serde",
+)
+RECORD_KEY = Pattern(
+    _INPUTS, "streams.<stream>.record.key", "user", kinds.NAME,
+    "The field that gets the key of each record, in a stream whose records have keys, as in kafka.",
+    "streams.orders.record.key",
+)
+RECORD_TIME = Pattern(
+    _INPUTS, "streams.<stream>.record.time", "at", kinds.NAME,
+    "The field that gets the time of each record, in seconds since 1970.",
+    "streams.orders.record.time",
+)
+RECORD_HEADERS = Pattern(
+    _INPUTS, "streams.<stream>.record.headers", "headers", kinds.NAME,
+    "The field that gets the headers of each record, as a dict of bytes.",
+    "streams.orders.record.headers",
+)
+TOMBSTONES = Pattern(
+    _INPUTS, "streams.<stream>.tombstones", "event", kinds.choice("skip", "event"),
+    "What becomes of a record that has a key and no value. skip, the default, leaves it out. event "
+    "makes an event with the key and the defaults of its other fields; record.key names the field.",
+    "streams.orders.tombstones",
+)
+BOUNDED = Pattern(
+    _INPUTS, "streams.<stream>.samza.bounded", "true", kinds.SWITCH,
+    "Read a stream of kafka to where it ends when its reading begins, and end there.",
+    "streams.orders.samza.bounded",
 )
 TASK_INPUTS = Setting(
     _INPUTS, "task.inputs", "", kinds.NAMES,

@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -79,21 +79,11 @@ class JsonObjects:
     __slots__ = ("_all", "_cls", "_doubtful", "_made", "_one")
 
     def __init__(self, cls: type) -> None:
-        info = inspect.type_info(cls)
-        assert isinstance(info, inspect.StructType)
-        bounded: dict[str, Any] = {}
-        self._doubtful = False  # it may hold unsaveable values
-        for field in info.fields:
-            if field.type == _INT:
-                bounded[field.name] = _Bounded
-            elif field.type == _INT_OR_NONE:
-                bounded[field.name] = _Bounded | None
-            elif not isinstance(field.type, _KEPT):
-                self._doubtful = True
+        bounded, self._doubtful = bounds_of(cls)
         self._cls = cls
         self._one: msgspec.json.Decoder[Any] = msgspec.json.Decoder(twin(cls))
         self._all = msgspec.json.Decoder(list[twin(cls, bounded)])  # type: ignore[misc]
-        self._made = _maker(cls)
+        self._made = maker_of(cls)
 
     def decode(self, body: bytes | memoryview) -> list[Any]:
         """All events of an array, in one call."""
@@ -108,23 +98,55 @@ class JsonObjects:
         return event
 
 
-def twin(cls: Any, types: Mapping[str, Any] | None = None) -> type:
-    """The same fields as an object instead of an array; some of them with other ``types``."""
+def bounds_of(cls: type) -> tuple[dict[str, Any], bool]:
+    """The types of the fields that are bounded so that they can be saved, and whether others may
+    hold a value that cannot."""
+    info = inspect.type_info(cls)
+    assert isinstance(info, inspect.StructType)
+    bounded: dict[str, Any] = {}
+    doubtful = False
+    for field in info.fields:
+        if field.type == _INT:
+            bounded[field.name] = _Bounded
+        elif field.type == _INT_OR_NONE:
+            bounded[field.name] = _Bounded | None
+        elif not isinstance(field.type, _KEPT):
+            doubtful = True
+    return bounded, doubtful
+
+
+def twin(
+    cls: Any,
+    types: Mapping[str, Any] | None = None,
+    *,
+    without: Collection[str] = (),
+    others: bool = False,
+) -> type:
+    """The same fields as an object instead of an array, but for those ``without``; some of them
+    with other ``types``. ``others``: an object may have other fields, too."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(cls):
+        if field.name in without:
+            continue
         named = msgspec.field(  # type: ignore[call-overload]
             name=field.encode_name, default=field.default, default_factory=field.default_factory
         )
         fields.append((field.name, (types or {}).get(field.name, field.type), named))
     return msgspec.defstruct(
-        cls.__name__, fields, forbid_unknown_fields=True, kw_only=True, gc=False
+        cls.__name__, fields, forbid_unknown_fields=not others, kw_only=True, gc=False
     )
 
 
-def _maker(cls: Any) -> Any:
-    """A loop that makes events of twins."""
+def maker_of(cls: Any, given: Sequence[str] = ()) -> Any:
+    """A loop that makes events of twins, and of a sequence for each of the ``given`` fields."""
     names, plain = cls.__struct_fields__, set(cls.__match_args__)
-    values = [f"t.{name}" if name in plain else f"{name}=t.{name}" for name in names]
+    found = {name: f"v{number}" for number, name in enumerate(given)}
+    of = {name: found.get(name, f"t.{name}") for name in names}
+    values = [of[name] if name in plain else f"{name}={of[name]}" for name in names]
+    columns = ", ".join(("twins", *(f"c{number}" for number, _ in enumerate(given))))
+    rows = f"{', '.join(('t', *found.values()))} in "
+    rows += f"zip({columns}, strict=True)" if given else columns
     scope = {"cls": cls}
-    exec(f"def made(twins): return [cls({', '.join(values)}) for t in twins]", scope)  # noqa: S102
+    lines = f"def made({columns}): return [cls({', '.join(values)}) for {rows}]"
+    exec(lines, scope)  # noqa: S102
     return scope["made"]

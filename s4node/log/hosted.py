@@ -452,6 +452,7 @@ def describe(hosted: HostedStream) -> Mapping[str, Any]:
     settings = stream.settings
     return {
         "stream": stream.name,
+        "id": settings.id,
         "key": stream.key,
         "hasher": stream.hasher,
         "retention_ms": settings.retention_ms,

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
-from s4node import disk, threads
+from s4node import disk, threads, tokens
 from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.config.settings import (
@@ -121,10 +122,11 @@ class LogStore:
             there = self.streams.get(name)
             if there is None:
                 self._check_quota(wanted)
-                make = partial(create_stream, self.settings.folder, wanted)
+                new = msgspec.structs.replace(wanted, id=tokens.fresh(8))
+                make = partial(create_stream, self.settings.folder, new)
                 await threads.run_sync(make)
                 await self._add(self.settings.folder / name)
-            elif there.settings != wanted:
+            elif msgspec.structs.replace(there.settings, id="") != wanted:
                 raise StoreError(
                     f"stream {name!r} exists with other settings: "
                     f"{differences(there.settings, wanted)}; ask for those settings, or choose "

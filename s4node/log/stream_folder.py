@@ -31,7 +31,10 @@ _MANIFEST = "stream.json"
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a stream; its manifest. None leaves the retention to the node's settings."""
+    """The settings of a stream; its manifest. None leaves the retention to the node's settings.
+
+    ``id`` is another one if a stream is created again; streams of earlier versions have none.
+    """
 
     format: int
     name: str
@@ -40,6 +43,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hasher: str
     retention_ms: int | None
     retention_bytes: int | None
+    id: str = ""
 
 
 def check_settings(wanted: StreamSettings) -> None:

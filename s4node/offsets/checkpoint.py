@@ -78,7 +78,8 @@ class JobGuard:
     may get more partitions, because each event goes to the task of its key wherever it is read, or
     every task reads the partitions that are read;
     ``grown`` has the inputs that did, with their first number. ``layout`` counts how often the
-    number of tasks was changed; a program does not know it.
+    number of tasks was changed; a program does not know it. ``identities`` are those of the inputs,
+    which another stream of the same name does not have; those ``anew`` begin without progress.
     """
 
     tasks: int
@@ -89,6 +90,8 @@ class JobGuard:
     keys: str = KEY_ENCODING
     grown: Mapping[str, int] = field(default_factory=dict)
     layout: int | None = None
+    identities: Mapping[str, str] = field(default_factory=dict)
+    anew: frozenset[str] = frozenset()
 
     def check(self, before: JobGuard, place: str, fix: str) -> None:
         """Raise CheckpointError, with every reason, if this job cannot resume. ``before`` wrote the
@@ -124,16 +127,24 @@ class JobGuard:
                 f"its number of partitions has been changed {before.layout or 0} times, and would "
                 f"be as after {self.layout}; producers have gone on since"
             )
-        for stream, count in self.counts.items():
-            known = before.counts.get(stream, count)
-            if count < known:
+        for name, identity in self.identities.items():
+            known = before.identities.get(name, "")
+            if known and identity and known != identity and name not in self.anew:
+                stream = name.partition(".")[2]
                 found.append(
-                    f"{stream} had {known} partitions and has {count}, so progress in the others "
-                    f"would be lost; give it {known} partitions again"
+                    f"{name} was deleted and made anew under its name, so the offsets mean other "
+                    f"events; set streams.{stream}.samza.reset.offset = true to begin anew"
                 )
-            elif count > known and stream not in self.rerouted:
+        for stream, count in self.counts.items():
+            had = before.counts.get(stream, count)
+            if count < had:
                 found.append(
-                    f"{stream} had {known} partitions and has {count}, so its producers now put "
+                    f"{stream} had {had} partitions and has {count}, so progress in the others "
+                    f"would be lost; give it {had} partitions again"
+                )
+            elif count > had and stream not in self.rerouted:
+                found.append(
+                    f"{stream} had {had} partitions and has {count}, so its producers now put "
                     f"keys where other tasks read; give the input stream a key in the app, or "
                     f"start again without progress"
                 )
@@ -162,7 +173,8 @@ class JobGuard:
         counts = {**before.counts, **self.counts}
         grown = before.grown_to(self.counts)
         layout = max(self.layout or 0, before.layout or 0)
-        return replace(self, counts=counts, grown=grown, layout=layout)
+        identities = {**before.identities, **self.identities}
+        return replace(self, counts=counts, grown=grown, layout=layout, identities=identities)
 
     def follows(self, before: JobGuard | None) -> bool:
         """Return True if the number of partitions was changed since ``before``."""
@@ -188,6 +200,7 @@ class JobGuard:
             "grown": dict(self.grown),
             "rerouted": sorted(self.rerouted),
             "layout": self.layout or 0,
+            "identities": dict(self.identities),
         }
 
     @classmethod
@@ -205,6 +218,7 @@ class JobGuard:
                 keys=str(row["keys"]),
                 grown=grown,
                 layout=int(row["layout"]),
+                identities=dict(row.get("identities", {})),  # not in rows of earlier versions
             )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"the saved description is not a job ({error!r})") from error

@@ -13,6 +13,9 @@ Rules
 - An input that cannot be read again, such as one fed over live sockets, is a Source but not a
   System.
 - All calls are made in one trio program, while ``run`` runs.
+- A system may also have ``append_once(stream, partition, event, name)``, as the embedded log has:
+  it appends an event at most once under a name, and returns True if it did. Without it a crash may
+  store a dead letter twice.
 """
 
 from __future__ import annotations
@@ -190,6 +193,10 @@ class System(Source, Protocol):
         """Return once the system can be reached, or with ``wanted=False`` once it cannot."""
         ...
 
+    async def identity(self, stream: str) -> str:
+        """An id that a stream made later under the same name does not have."""
+        ...
+
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
         """The current bounds of a partition."""
         ...
@@ -209,12 +216,4 @@ class System(Source, Protocol):
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
     ) -> int:
         """Append events durably; returns the offset of the first."""
-        ...
-
-    async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event at most once under this name; returns True if it was appended.
-
-        An event that retention has removed is not appended again, as long as the system remembers
-        the name.
-        """
         ...

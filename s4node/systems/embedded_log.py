@@ -102,6 +102,9 @@ class EmbeddedLog:
     async def partitions(self, stream: str) -> int:
         return len((await self.describe(stream))["partitions"])
 
+    async def identity(self, stream: str) -> str:
+        return str((await self.describe(stream)).get("id", ""))  # of a node of earlier versions
+
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
         """The current bounds of a partition; raises StoreCorrupt if the node cannot open its
         file."""

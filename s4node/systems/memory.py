@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, assert_never
 
 import trio
 
-from s4node import clocks
+from s4node import clocks, tokens
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType, TypeDecl, TypeReader, reader_of
@@ -26,6 +28,7 @@ from s4node.offsets.system import (
     InputBatch,
     SystemStreamPartition,
 )
+from s4node.systems.records import Headers, RecordBatch, RecordFormat, RecordReader, Records
 
 BATCH_EVENTS = 100
 
@@ -38,14 +41,26 @@ class _StoredEvent(NamedTuple):
     body: bytes
 
 
-class _Partition:
-    """The events of one partition from ``oldest`` on."""
+class _StoredRecord(NamedTuple):
+    """A record of another program, without a type."""
 
-    def __init__(self) -> None:
+    created_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class _Partition:
+    """The events of one partition from ``oldest`` on; or its ``records``. It has ``epochs`` if it
+    may lose its end."""
+
+    def __init__(self, *, records: bool, epochs: bool) -> None:
+        self.records = records
         self.oldest = 0
-        self.events: list[_StoredEvent | None] = []
-        """None for an offset without an event."""
+        self.events: list[Any] = []
+        """A _StoredEvent, or a _StoredRecord, by offset; None for an offset without any."""
         self.end: int | None = None
+        self.epochs = [(1, 0)] if epochs else []
         self.routing = ""
 
     @property
@@ -56,11 +71,13 @@ class _Partition:
 class MemorySystem:
     """Streams in memory. ``reads`` counts the events that readers got, by partition."""
 
-    def __init__(self, name: str = "memory", address: str = "") -> None:
+    def __init__(self, name: str = "memory", config: Config | None = None) -> None:
         self.name = name
-        self.address = address
+        self.config = config or Config()
+        self.address = self.config.matching(settings.SYSTEM_ADDRESS).get(name, "")
         self.reads: dict[SystemStreamPartition, int] = {}
         self._streams: dict[str, list[_Partition]] = {}
+        self._ids: dict[str, str] = {}
         self._names: set[tuple[str, int, str]] = set()  # of append_once
         self._away = False
         self._changed = trio.lowlevel.ParkingLot()
@@ -68,11 +85,18 @@ class MemorySystem:
 
     # -- for tests -----------------------------------------------------------------------------
 
-    def create(self, stream: str, partitions: int) -> None:
-        """Create a stream, or change the number of partitions of an existing one."""
+    def create(
+        self, stream: str, partitions: int, *, records: bool = False, epochs: bool = False
+    ) -> None:
+        """Create a stream, of events or of ``records``, or change the number of partitions of an
+        existing one. With ``epochs`` it may lose its end."""
+        if stream not in self._streams:
+            self._ids[stream] = tokens.fresh(8)
         known = self._streams.setdefault(stream, [])
         del known[partitions:]
-        known += [_Partition() for _ in range(partitions - len(known))]
+        known += [
+            _Partition(records=records, epochs=epochs) for _ in range(partitions - len(known))
+        ]
         self._changed.unpark_all()
 
     def put(self, stream: str, partition: int, *events: Any, created_ms: int | None = None) -> int:
@@ -97,6 +121,22 @@ class MemorySystem:
         self._changed.unpark_all()
         return home.upcoming - 1
 
+    def put_record(
+        self,
+        stream: str,
+        partition: int,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        created_ms: int = 0,
+        headers: Headers = (),
+    ) -> int:
+        """Append a record to a stream of records; returns its offset."""
+        home = self._streams[stream][partition]
+        home.events.append(_StoredRecord(created_ms, key, value, headers))
+        self._changed.unpark_all()
+        return home.upcoming - 1
+
     def trim(self, stream: str, partition: int, below: int) -> None:
         """Remove the events below an offset, as retention does."""
         home = self._streams[stream][partition]
@@ -105,11 +145,22 @@ class MemorySystem:
         home.oldest += gone
         self._changed.unpark_all()
 
+    def lose_end(self, stream: str, partition: int, first: int) -> None:
+        """Lose the events from an offset on, as a power cut does; later ones get their offsets."""
+        home = self._streams[stream][partition]
+        assert home.epochs, "create it with epochs"
+        del home.events[first - home.oldest :]
+        home.epochs.append((len(home.epochs) + 1, first))
+
     def remove(self, stream: str, partition: int, *offsets: int) -> None:
         """Leave these offsets without an event, as compaction does."""
         home = self._streams[stream][partition]
         for offset in offsets:
             home.events[offset - home.oldest] = None
+
+    def remove_stream(self, stream: str) -> None:
+        """Remove a stream; readers of it may not be open."""
+        del self._streams[stream]
 
     def end_partition(self, stream: str, partition: int) -> None:
         """End a partition for good."""
@@ -146,10 +197,15 @@ class MemorySystem:
         await self.wait_reachable()
         return len(self._stream(stream))
 
+    async def identity(self, stream: str) -> str:
+        await self.wait_reachable()
+        self._stream(stream)
+        return self._ids[stream]
+
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
         await self.wait_reachable()
         home = self.partition_of(ssp)
-        return Bounds(home.oldest, home.upcoming, home.end)
+        return Bounds(home.oldest, home.upcoming, home.end, tuple(home.epochs))
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         await self.wait_reachable()
@@ -181,7 +237,16 @@ class MemorySystem:
                 f"{ssp} ends at {home.upcoming}, before offset {offset}; start at the end or "
                 f"before it"
             )
-        return _Reader(self, ssp, offset, types)
+        return _Reader(self, ssp, offset, self._batches(ssp, types))
+
+    def _batches(self, ssp: SystemStreamPartition, types: Sequence[type]) -> _Batches:
+        """What makes a batch of what is stored from an offset on."""
+        if not self.partition_of(ssp).records:
+            decoders = _Decoders(types)
+            return lambda first, kept: _Batch(ssp, first, kept, decoders)
+        form = RecordFormat.configured(self.config, ssp.stream)
+        reader = RecordReader(ssp.stream, form, types)
+        return lambda first, kept: _record_batch(ssp, first, kept, reader)
 
     async def append(
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
@@ -230,6 +295,28 @@ class MemorySystem:
         if cls not in self._types:
             self._types[cls] = EventType(cls)
         return self._types[cls]
+
+
+_Batches = Callable[[int, list[Any]], InputBatch]
+
+
+def _record_batch(
+    ssp: SystemStreamPartition,
+    first: int,
+    kept: list[_StoredRecord | None],
+    reader: RecordReader,
+) -> RecordBatch:
+    found = [(offset, one) for offset, one in enumerate(kept, first) if one is not None]
+    records = Records(
+        [offset for offset, _ in found],
+        [one.value for _, one in found],
+        [one.key for _, one in found],
+        [one.created_ms for _, one in found],
+        [one.headers for _, one in found],
+    )
+    weight = sum(len(one.value or b"") for _, one in found)
+    created = found[0][1].created_ms if found else 0
+    return RecordBatch(ssp, first, first + len(kept), records, weight, created, reader)
 
 
 class _Batch(InputBatch):
@@ -295,13 +382,19 @@ class _Reader:
     """Reads one partition."""
 
     def __init__(
-        self, system: MemorySystem, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+        self, system: MemorySystem, ssp: SystemStreamPartition, offset: int, batches: _Batches
     ) -> None:
         self.ssp = ssp
         self.position = offset
         self._system = system
-        self._decoders = _Decoders(types)
+        self._batches = batches
         self._paused = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the partition that it reads; 0 if it has none."""
+        epochs = self._system.partition_of(self.ssp).epochs
+        return epochs[-1][0] if epochs else 0
 
     @property
     def lag(self) -> int | None:
@@ -325,7 +418,7 @@ class _Reader:
             await self._system.wait_news()
         at = self.position - home.oldest
         kept = home.events[at : at + BATCH_EVENTS]
-        batch = _Batch(self.ssp, self.position, kept, self._decoders)
+        batch = self._batches(self.position, kept)
         batch.routing = home.routing
         self.position += len(kept)
         reads = self._system.reads

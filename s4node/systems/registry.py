@@ -18,7 +18,17 @@ from s4node.events.event import LIVE
 from s4node.offsets.system import System
 
 LOG = "log"
-_METHODS = ("run", "wait_reachable", "partitions", "bounds", "resolve", "open", "append")
+KAFKA = "kafka"
+_METHODS = (
+    "run",
+    "wait_reachable",
+    "partitions",
+    "identity",
+    "bounds",
+    "resolve",
+    "open",
+    "append",
+)
 
 
 _provided: Callable[[str], System] | None = None
@@ -77,24 +87,33 @@ class Systems:
                     f"no system {name!r}; known systems: {known}. To add it, set "
                     f"systems.{name}.{what}"
                 )
-            self._made[name] = _make(kind, name, self._addresses.get(name, ""), self._config)
+            self._made[name] = self._make(kind, name)
         return self._made[name]
 
     def __iter__(self) -> Iterator[System]:
         return iter(self._made.values())
 
+    def _make(self, kind: str, name: str) -> System:
+        address = self._addresses.get(name, "")
+        if kind == LOG:
+            if not address:
+                raise ConfigError(
+                    f"system {name!r} is a log of another process; set systems.{name}.address to "
+                    f"the address of its node"
+                )
+            from s4node.net.certificates.credentials import Credentials  # late: they bring sockets
+            from s4node.systems.embedded_log import EmbeddedLog
 
-def _make(kind: str, name: str, address: str, config: Config) -> System:
-    if kind == LOG:
-        if not address:
-            raise ConfigError(
-                f"system {name!r} is a log of another process; set systems.{name}.address to the "
-                f"address of its node"
-            )
-        from s4node.net.certificates.credentials import Credentials  # late, as they bring sockets
-        from s4node.systems.embedded_log import EmbeddedLog
-
-        return EmbeddedLog(name, address, credentials=Credentials.configured(config))
-    made: System = plugins.made(kind, f"systems.{name}.type", "system", name, address)
-    plugins.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
-    return made
+            return EmbeddedLog(name, address, credentials=Credentials.configured(self._config))
+        if kind == KAFKA:
+            try:
+                from s4node.systems.kafka import KafkaSystem  # needs the extra
+            except ImportError as error:
+                raise ConfigError(
+                    f"systems.{name}.type = kafka needs confluent-kafka ({error}); run "
+                    f"pip install 's4node[kafka]'"
+                ) from error
+            return KafkaSystem(name, self._config)
+        made: System = plugins.made(kind, f"systems.{name}.type", "system", name, self._config)
+        plugins.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
+        return made

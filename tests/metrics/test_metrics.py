@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 from harness import ROOT, free_port, metric, running, until
-from input_systems import fresh, memory
+from input_systems import fresh, shared
 from shared_apps import HoldingApp, NotingApp, OnePE
 from structlog.testing import capture_logs
 
@@ -413,7 +413,7 @@ async def test_what_a_running_container_reports_is_in_the_table(values: dict[str
         found.update((each.name, tuple(each.labels)) for each in container.metrics())
         return all(task.processed >= 6 for task in container.tasks.values())
 
-    system = memory("memory", values["systems.memory.address"])
+    system = shared(values["systems.memory.address"])
     for partition in (0, 1):
         system.put("gate", partition, Tick(-1))  # and a task is made anew for it
     going = iter((system.go_away, system.go_away))  # so that there is something that lags
@@ -437,7 +437,7 @@ async def test_what_a_running_container_reports_is_in_the_table(values: dict[str
 async def test_the_lag_of_an_input_counts_events_that_are_not_processed(
     values: dict[str, str],
 ) -> None:
-    system = memory("memory", values["systems.memory.address"])
+    system = shared(values["systems.memory.address"])
     system.create("orders", 1)
     system.put("orders", 0, *map(Tick, range(300)))
     app = HoldingApp("orders", types=Tick, key="number")

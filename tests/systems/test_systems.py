@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from shared_apps import Ignore, OnePE
 
 pytest.register_assert_rewrite("conformance.systems")
 
-from conformance.systems import Lab, SystemConformance  # noqa: E402
+from conformance.systems import RECORD_SETTINGS, Lab, Record, SystemConformance  # noqa: E402
 
 from s4node.config.config import Config  # noqa: E402
 from s4node.errors import ConfigError, StartpointError, UnknownStream  # noqa: E402
@@ -66,6 +67,9 @@ class LogLab(Lab):
 
     async def create(self, stream: str, partitions: int) -> None:
         await self.log.create(stream, partitions)
+
+    async def drop(self, stream: str) -> None:
+        await self.log.ask("drop", {"stream": stream})
 
     async def trim(self, stream: str, partition: int, below: int) -> None:
         await self.log.trim(stream, partition=partition, offset=below)
@@ -120,7 +124,7 @@ def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
         systems["archive"]
 
 
-def test_a_custom_system_is_made_once_with_its_name_and_address() -> None:
+def test_a_custom_system_is_made_once_with_its_name_and_configuration() -> None:
     systems = Systems(
         Config.from_values(
             {
@@ -153,6 +157,15 @@ def test_what_is_wrong_with_a_system_s_settings_is_said(
         Systems(Config.from_values(settings))["a"]
 
 
+def test_kafka_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    monkeypatch.delitem(sys.modules, "s4node.systems.kafka", raising=False)
+    monkeypatch.delitem(sys.modules, "s4node.systems.kafka_reader", raising=False)
+    settings = {"systems.orders.type": "kafka", "systems.orders.address": "h:9092"}
+    with pytest.raises(ConfigError, match=r"orders\.type = kafka needs .*'s4node\[kafka\]'"):
+        Systems(Config.from_values(settings))["orders"]
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -160,10 +173,19 @@ class MemoryLab(Lab):
     ends = True
 
     def __init__(self) -> None:
-        self.system = self.memory = MemorySystem()
+        self.system = self.memory = MemorySystem(config=Config.from_values(RECORD_SETTINGS))
 
     async def create(self, stream: str, partitions: int) -> None:
         self.memory.create(stream, partitions)
+
+    async def drop(self, stream: str) -> None:
+        self.memory.remove_stream(stream)
+
+    async def put_records(self, stream: str, *records: Record) -> bool:
+        self.memory.create(stream, 1, records=True)
+        for key, value, time_ms, headers in records:
+            self.memory.put_record(stream, 0, value, key=key, created_ms=time_ms, headers=headers)
+        return True
 
     async def trim(self, stream: str, partition: int, below: int) -> None:
         self.memory.trim(stream, partition, below)

@@ -193,7 +193,9 @@ class Container:
         if self._reaching.cancelled_caught:
             return
         counts, before = self.replay.counts, self._job_before
-        self.model = model_of(config, kind_of(app), self._inputs(), counts, before)
+        self.model = model_of(
+            config, kind_of(app), self._inputs(), counts, before, self.replay.identities
+        )
         app.partitions = len(self.model.tasks)
         self.partitioner = Partitioner(app.partitions, hasher_named(config[settings.HASHER]))
         await check_live(app, config)

@@ -137,6 +137,8 @@ class DurableParts(FastParts):
                 key = rule.name if rule is not None else ""
                 count = await replay._partitions_of(stream.system, stream.name, key)
                 replay.counts[stream.system, stream.name] = count
+                identity = await replay.systems[stream.system].identity(stream.name)
+                replay.identities[stream.system, stream.name] = identity
             if letters.place is not None:
                 letters.partitions = await replay._partitions_of(*letters.place)
             nursery.cancel_scope.cancel()
@@ -255,6 +257,7 @@ class DurableParts(FastParts):
             self.dead_letters,
             streams=replayable(self._app),
             counts=self.counts,
+            identities=self.identities,
             broadcast=model.tasks[0].broadcast if model.tasks else (),
             name=name,
             grown=model.grown,

@@ -44,15 +44,16 @@ class NoCommits:
 class FastParts:
     """Parts of ``app`` that do nothing; ``DurableParts`` say what each of them is.
 
-    ``counts`` are the numbers of partitions of its inputs, by system and stream. ``durable`` are
-    the streams whose producers' numbers are in commits. ``failing`` says why state cannot be read
-    or written now and is tried again, by task; "" is the start.
+    ``counts`` are the numbers of partitions of its inputs, by system and stream, and ``identities``
+    their ids. ``durable`` are the streams whose producers' numbers are in commits. ``failing`` says
+    why state cannot be read or written now and is tried again, by task; "" is the start.
     """
 
     keeps = False  # state
 
     def __init__(self, app: App, config: Config) -> None:
         self.counts: dict[tuple[str, str], int] = {}
+        self.identities: dict[tuple[str, str], str] = {}
         self.durable: Collection[str] = ()
         self.failing: Mapping[str, str] = {}
         self.cuts = Cuts()

@@ -76,11 +76,13 @@ def model_of(
     inputs: Collection[StreamName],
     counts: Mapping[StreamName, int],
     before: JobGuard | None = None,
+    identities: Mapping[StreamName, str] = {},
 ) -> JobModel:
     """The model of an app that reads the replayable streams ``inputs``.
 
     ``counts`` has the number of partitions of these and of the broadcast streams; ``before`` are
-    the facts of the job that is resumed. Raises ConfigError for wrong settings.
+    the facts of the job that is resumed. ``identities`` are the ids of the streams. Raises
+    ConfigError for wrong settings.
     """
     broadcast = partitions_of(config[settings.BROADCAST_INPUTS], counts)
     own = frozenset(
@@ -118,7 +120,16 @@ def model_of(
         for system, stream in read
         if stream in kind.keyed or (system, stream) not in divided
     )
-    facts = JobGuard(len(tasks), grouper, config[settings.HASHER], partitions, rerouted)
+    resets = config.matching(settings.RESET_OFFSET)
+    facts = JobGuard(
+        len(tasks),
+        grouper,
+        config[settings.HASHER],
+        partitions,
+        rerouted,
+        identities={f"{system}.{stream}": each for (system, stream), each in identities.items()},
+        anew=frozenset(f"{system}.{stream}" for system, stream in identities if resets.get(stream)),
+    )
     return JobModel(tasks, facts, {} if before is None else before.grown_to(partitions))
 
 

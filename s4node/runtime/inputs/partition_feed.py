@@ -80,13 +80,15 @@ class FeedOwner(Protocol):
 
 
 class Taker:
-    """A task that reads a partition; ``next`` is the next offset to give it."""
+    """A task that reads a partition; ``next`` is the next offset to give it, and ``epoch`` the one
+    that its first offset belongs to."""
 
     def __init__(self, task: Task, ssp: SystemStreamPartition, known: Known) -> None:
         self.task = task
         self.ssp = ssp
         self.known = known
         self.next = 0
+        self.epoch = 0
         self.told_end = False
         self.progress: InputProgress
 

@@ -58,21 +58,30 @@ class StartingOffsets:
 
     async def find(
         self, system: System, ssp: SystemStreamPartition, task: str, known: Known
-    ) -> tuple[int, str]:
-        """The offset at which a task resumes, and why there.
+    ) -> tuple[int, str, int]:
+        """The offset at which a task resumes, why there, and the epoch of the input then.
 
         Raises StartpointError, CheckpointError or InputLost if the input has no such offset.
         """
+        reset = self._resets(ssp) and known.start
+        wished = known.wish is not None and known.start
+        if known.checkpoint is not None and not (wished or known.request is not None or reset):
+            offset, epoch = await self._checkpointed(system, ssp, known.checkpoint, known.epoch)
+            return offset, "checkpoint", epoch
+        epoch = (await system.bounds(ssp)).epoch
+        offset, why = await self._chosen(system, ssp, task, known)
+        return offset, why, epoch
+
+    async def _chosen(
+        self, system: System, ssp: SystemStreamPartition, task: str, known: Known
+    ) -> tuple[int, str]:
+        """The offset of a task that does not resume from a checkpoint."""
         if known.wish is not None and known.start:
             return await system.resolve(ssp, known.wish), "set by its task"
         if known.request is not None:
             return await self._requested(system, ssp, task, known.request), "startpoint"
-        reset = self._resets(ssp) and known.start
-        if known.checkpoint is not None and not reset:
-            return await self._checkpointed(
-                system, ssp, known.checkpoint, known.epoch
-            ), "checkpoint"
-        if not reset and ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf):
+        grown = ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf)
+        if grown and not (self._resets(ssp) and known.start):
             return await system.resolve(ssp, Oldest()), "a new partition"
         word = default_offset(self._config, ssp.system, ssp.stream)
         if word == "newest":
@@ -101,7 +110,7 @@ class StartingOffsets:
 
     async def _checkpointed(
         self, system: System, ssp: SystemStreamPartition, checkpoint: int, epoch: int
-    ) -> int:
+    ) -> tuple[int, int]:
         bounds = await system.bounds(ssp)
         if epoch and checkpoint > (end := bounds.end_of(epoch)):
             log.error(
@@ -110,7 +119,7 @@ class StartingOffsets:
                 events=checkpoint - end,
                 goes_on_at=end,
             )
-            checkpoint = end
+            checkpoint, epoch = end, bounds.epoch
         if checkpoint > bounds.upcoming:
             raise CheckpointError(
                 f"the checkpoint of {ssp} resumes at offset {checkpoint}, but {ssp} ends at "
@@ -119,16 +128,12 @@ class StartingOffsets:
                 f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
             )
         if checkpoint < bounds.oldest:
-            return self.skipped(
-                ssp,
-                checkpoint,
-                bounds.oldest,
-                InputLost(
-                    f"{ssp}: the checkpoint resumes at offset {checkpoint}, but the oldest event "
-                    f"is at {bounds.oldest}: retention has deleted the events between"
-                ),
+            error = InputLost(
+                f"{ssp}: the checkpoint resumes at offset {checkpoint}, but the oldest event "
+                f"is at {bounds.oldest}: retention has deleted the events between"
             )
-        return checkpoint
+            return self.skipped(ssp, checkpoint, bounds.oldest, error), bounds.epoch
+        return checkpoint, epoch or bounds.epoch
 
     def skipped(
         self, ssp: SystemStreamPartition, position: int, oldest: int, error: InputLost

@@ -98,6 +98,7 @@ class SystemConsumers:
         *,
         streams: Iterable[InputStream],
         counts: Mapping[tuple[str, str], int],
+        identities: Mapping[tuple[str, str], str],
         broadcast: Collection[SystemStreamPartition],
         name: str,
         grown: Mapping[str, int],
@@ -111,6 +112,7 @@ class SystemConsumers:
         self._tasks = tasks
         self._streams = {stream.name: stream for stream in streams}
         self._counts = counts
+        self._identities = identities
         self._broadcast = frozenset(broadcast)
         self._feeds: dict[SystemStreamPartition, PartitionFeed] = {}
         self.waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
@@ -221,6 +223,7 @@ class SystemConsumers:
             before = taker.progress
             taker.task, taker.told_end = new, False
             taker.next = before.start if before.committed is None else before.committed
+            taker.epoch = before.epoch
             taker.progress = self._progress_of(taker)
             taker.progress.committed = before.committed
             taker.progress.startpoints = before.startpoints
@@ -237,7 +240,9 @@ class SystemConsumers:
             await self._bootstrap(taker, system)
 
     def _progress_of(self, taker: Taker) -> InputProgress:
-        return InputProgress(taker.ssp, taker.next, partial(self._refused, taker))
+        progress = InputProgress(taker.ssp, taker.next, partial(self._refused, taker))
+        progress.epoch = taker.epoch
+        return progress
 
     async def _begin(self, takers: list[Taker]) -> None:
         """Find the offsets at which an input resumes, and read it from there."""
@@ -246,7 +251,8 @@ class SystemConsumers:
         with self.until_stopped():
             for taker in takers:
                 ssp = taker.ssp
-                taker.next, why = await self.starts.find(system, ssp, taker.task.name, taker.known)
+                found = await self.starts.find(system, ssp, taker.task.name, taker.known)
+                taker.next, why, taker.epoch = found
                 origins.setdefault(why, []).append(f"{ssp.partition}: {taker.next}")
             offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
             log.info("input resumes", input=_name(takers[0].ssp), offsets=offsets)
@@ -409,10 +415,16 @@ class SystemConsumers:
     # -- watching ----------------------------------------------------------------------------
 
     async def _monitor(self) -> None:
-        """Raise S4Error when the number of partitions of an input changes."""
+        """Raise S4Error when the number of partitions of an input changes, or the stream itself."""
         while True:
             await trio.sleep(self._config[settings.MONITOR_PARTITIONS])
             for (system, stream), count in self._counts.items():
+                if await self._systems[system].identity(stream) != self._identities[system, stream]:
+                    raise S4Error(
+                        f"{system}.{stream} was deleted and made anew under its name; the app "
+                        f"stops, because its offsets mean other events. Set "
+                        f"streams.{stream}.samza.reset.offset = true to begin anew with it"
+                    )
                 now = await self._systems[system].partitions(stream)
                 if now != count:
                     raise S4Error(

@@ -126,6 +126,52 @@ async def test_a_checkpoint_below_the_oldest_kept_event_stops_the_container(
     assert app.seen == [("ada", number) for number in range(6, 10)]
 
 
+async def test_a_lost_end_is_found_after_starts_in_which_the_input_had_no_events(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1, epochs=True)
+    system.create("others", 1)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(5)))
+    app = clicks_and_others()
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 5)
+    system.put("others", 0, Click("bob", 0))  # so there is a commit in a start without clicks
+    app = clicks_and_others()
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 1)
+    system.lose_end("clicks", 0, 2)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(12, 20)))
+    app = clicks_and_others()
+    async with running(app, settings):
+        await until(lambda: len(app.seen) == 8)
+    assert app.seen == [("ada", number) for number in range(12, 20)]
+
+
+async def test_a_stream_that_was_made_anew_under_its_name_stops_the_container(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    system.put("clicks", 0, Click("ada", 0))
+    monitored = {**settings, "job.coordinator.monitor-partition-change.frequency.ms": "10"}
+    app = clicks_app()
+    with dies(S4Error, match=r"memory\.clicks was deleted and made anew under its name"):
+        async with running(app, monitored):
+            await until(lambda: len(app.seen) == 1)
+            system.remove_stream("clicks")
+            system.create("clicks", 1)
+            system.put("clicks", 0, *(Click("ada", number) for number in range(5)))
+            await trio.sleep_forever()
+    with dies(CheckpointError, match=r"clicks was deleted and made anew.*reset\.offset = true"):
+        async with running(clicks_app(), settings):
+            await trio.sleep_forever()
+    reset = {"streams.clicks.samza.reset.offset": "true"}
+    for more, count in ((reset, 5), ({}, 1)):  # then it goes on with the new one
+        app = clicks_app()
+        async with running(app, {**settings, **more}):
+            await until(lambda: len(app.seen) == count)  # noqa: B023 - it is this turn's
+        system.put("clicks", 0, Click("ada", 5))
+
+
 async def test_a_reader_slower_than_retention_stops_the_container_or_goes_on_and_counts(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -164,7 +210,9 @@ async def test_a_checkpoint_beyond_the_end_of_its_input_is_refused(
     app = clicks_app()
     async with running(app, settings):
         await until(lambda: len(app.seen) == 3)
-    fresh(settings["systems.memory.address"]).create("clicks", 1)
+    shorter = fresh(settings["systems.memory.address"])
+    shorter.create("clicks", 1)
+    shorter._ids = system._ids
     with dies(CheckpointError, match=r"offset 3.*ends at 0.*samza.reset.offset = true"):
         async with running(clicks_app(), settings):
             await trio.sleep_forever()
@@ -515,6 +563,12 @@ async def test_an_app_that_waits_for_a_log_which_is_not_there_can_be_stopped(
 
 class Other(Event):
     title: str
+
+
+def clicks_and_others() -> NotingApp:
+    app = clicks_app()
+    app.create_input_stream("others", app.pe, key="user", system="memory")
+    return app
 
 
 def clicks_app(*, system: str = "memory", key: Any = "user") -> NotingApp:

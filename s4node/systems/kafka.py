@@ -1,0 +1,363 @@
+"""A cluster of Kafka as a system; a stream is a topic. It needs the extra ``kafka``.
+
+Rules
+- The offsets of the tasks are in their commits. Partitions are assigned, so there is no consumer
+  group, and no rebalance; nothing is committed to Kafka.
+- Records of transactions are read once they are committed. The end of a partition is where a reader
+  of committed records is: before the first transaction that is open.
+- Brokers that cannot be reached are waited for. What a broker denies, and options that it or the
+  client do not know, stop the container at once.
+- A question to a broker is asked in a thread: the client's calls block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from s4node import threads
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.errors import ConfigError, S4Error, StartpointError, UnknownStream
+from s4node.events.event import GenericEvent
+from s4node.logger import get_logger
+from s4node.offsets.startpoint import Startpoint, Timestamp
+from s4node.offsets.system import Bounds, PartitionReader, SystemStreamPartition
+from s4node.systems.kafka_reader import DENIED, GONE, KafkaConsumer, KafkaReader
+from s4node.systems.records import RecordFormat, RecordReader
+
+log = get_logger("s4node.systems")
+
+T = TypeVar("T")
+
+_TIMEOUT = 5.0
+"""The seconds after which a question is asked again."""
+
+_NEW_TOPIC_TRIES = 5
+"""A topic that was just created is unknown to some brokers for a moment."""
+
+_LAST_MILLIS = (1 << 53) - 1
+
+OWNED: Mapping[str, str] = {
+    "bootstrap.servers": "systems.<system>.address names the brokers",
+    "group.id": "tasks are assigned their partitions, without a group",
+    "enable.auto.commit": "offsets are in the commits of the tasks",
+    "enable.auto.offset.store": "offsets are in the commits of the tasks",
+    "auto.offset.reset": "streams.<stream>.samza.offset.default says where an input begins",
+    "isolation.level": "records are read once they are committed",
+    "enable.partition.eof": "the end of a partition has to be known",
+}
+"""The options that are not the user's, with the reason."""
+
+_SECRETS = ("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem")
+
+
+_UNREACHABLE = frozenset(
+    (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_CACHE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+    )
+)
+"""Errors that pass by themselves."""
+
+
+class KafkaSystem:
+    """The topics at ``systems.<name>.address``: host:port of one or more brokers, with commas."""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self.name = name
+        self.address = config.matching(settings.SYSTEM_ADDRESS).get(name, "")
+        if not self.address:
+            raise ConfigError(
+                f"system {name!r} is a cluster of Kafka; set systems.{name}.address to host:port "
+                f"of some of its brokers"
+            )
+        self._config = config
+        self._topics = config.matching(settings.PHYSICAL_NAME)
+        self._options = self._consumer_options()
+        self._asker: Consumer | None = None
+        self._producer: Producer | None = None
+        self._consumers: list[KafkaConsumer] = []
+        self._reachable = False
+        self._denied: S4Error | None = None
+        self._news = trio.lowlevel.ParkingLot()
+
+    def _consumer_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "bootstrap.servers": self.address,
+            "client.id": "s4",
+            "group.id": "s4",  # required, and not used
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.queue.backoff.ms": 5,  # at its 1000, a small queue gives 40,000 events a second
+            "fetch.wait.max.ms": 100,
+            "queued.min.messages": 20_000,
+            "queued.max.messages.kbytes": 16_384,  # for each partition
+            "reconnect.backoff.max.ms": 1000,
+            "socket.keepalive.enable": True,
+            "log_level": 0,  # what matters comes as an error
+        }
+        for key, text in self._config.matching(settings.SYSTEM_CONSUMER).items():
+            system, _, option = key.partition(".")
+            if system != self.name:
+                continue
+            setting = f"systems.{system}.consumer.{option}"
+            if option in OWNED:
+                reason = OWNED[option].replace("<system>", system)
+                raise ConfigError(f"{setting} is set, and cannot be: {reason}; remove it")
+            if option in _SECRETS:
+                raise ConfigError(
+                    f"{setting} has a secret in it; write it into a file that only this user can "
+                    f"read, and set {setting}.file to its path"
+                )
+            if option.endswith(".file") and option.removesuffix(".file") in _SECRETS:
+                try:
+                    text = Path(text).read_text(encoding="utf-8").strip()
+                except (OSError, UnicodeDecodeError) as error:
+                    raise ConfigError(f"{setting} = {text} cannot be read: {error}") from error
+                option = option.removesuffix(".file")
+            options[option] = text
+        return options
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; raises S4Error if the brokers deny what it asks."""
+        task_status.started()
+        try:
+            while True:
+                self._found_reachable(await self._reaches())
+                if self._denied is not None:
+                    raise self._denied
+                await trio.sleep(1 if self._reachable else 0.1)
+        finally:
+            consumers, self._consumers = self._consumers, []
+            for consumer in consumers:
+                consumer.stop()
+            with trio.CancelScope(shield=True):
+                for consumer in consumers:
+                    await consumer.wait_ended()
+            self._found_reachable(False)
+
+    async def wait_reachable(self, wanted: bool = True) -> None:
+        await trio.lowlevel.checkpoint()
+        while self._reachable != wanted:
+            await self._news.park()
+
+    async def _reaches(self) -> bool:
+        def ping(client: Consumer) -> bool:
+            client.poll(0)  # errors of connections come to on_error here
+            client.list_topics(topic="s4", timeout=1)  # one topic, which need not exist
+            return True
+
+        try:
+            return await self._in_thread(ping)
+        except KafkaException:
+            return False
+
+    def _found_reachable(self, reachable: bool) -> None:
+        if reachable != self._reachable:
+            self._reachable = reachable
+            self._news.unpark_all()
+
+    # -- questions -----------------------------------------------------------------------------
+
+    async def partitions(self, stream: str) -> int:
+        topic = self._topics.get(stream, stream)
+        for _ in range(_NEW_TOPIC_TRIES):
+            found = await self._ask(lambda client: client.list_topics(topic, timeout=_TIMEOUT))
+            facts = found.topics[topic]
+            if facts.error is None and facts.partitions:
+                return len(facts.partitions)
+            if facts.error is not None and facts.error.code() in DENIED:
+                raise self._refusal(facts.error, f"topic {topic!r}")
+            await trio.sleep(0.1)
+        found = await self._ask(lambda client: client.list_topics(timeout=_TIMEOUT))
+        known = ", ".join(sorted(name for name in found.topics if not name.startswith("__")))
+        raise UnknownStream(
+            f"system {self.name!r} has no stream {topic!r} at {self.address}; it has: "
+            f"{known or 'none'}. For a topic of another name set "
+            f"streams.{stream}.samza.physical.name"
+        )
+
+    async def identity(self, stream: str) -> str:
+        await self.partitions(stream)  # raises if there is none
+        topics = TopicCollection([self._topics.get(stream, stream)])
+        options = {name: self._options[name] for name in self._options if name not in OWNED}
+        options["bootstrap.servers"] = self.address
+
+        def describe(_: Consumer) -> str:
+            admin = AdminClient(options)  # which has to live until the answer is here
+            (found,) = admin.describe_topics(topics, request_timeout=_TIMEOUT).values()
+            return str(found.result().topic_id)
+
+        return await self._ask(describe)
+
+    async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
+        place = await self._place(ssp)
+        oldest, upcoming = await self._ask(
+            lambda client: client.get_watermark_offsets(place, timeout=_TIMEOUT)
+        )
+        return Bounds(oldest, upcoming)
+
+    async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
+        bounds = await self.bounds(ssp)
+        if not isinstance(startpoint, Timestamp):
+            return bounds.offset_of(ssp, startpoint)
+        place = await self._place(ssp, min(startpoint.millis, _LAST_MILLIS))
+        (found,) = await self._ask(
+            lambda client: client.offsets_for_times([place], timeout=_TIMEOUT)
+        )
+        return found.offset if found.offset >= 0 else bounds.upcoming
+
+    async def open(
+        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+    ) -> PartitionReader:
+        form = RecordFormat.configured(self._config, ssp.stream)
+        records = RecordReader(ssp.stream, form, types)
+        bounds = await self.bounds(ssp)
+        if offset > bounds.upcoming:
+            raise StartpointError(
+                f"{ssp} ends at {bounds.upcoming}, before offset {offset}; start at the end or "
+                f"before it"
+            )
+        place = await self._place(ssp, offset)
+        end = self._config.matching(settings.BOUNDED).get(ssp.stream, False)
+        consumer = next((each for each in self._consumers if each.has_room_for(place)), None)
+        if consumer is None:
+            consumer = KafkaConsumer(f"s4-kafka-{self.name}", self._options, self._refusal)
+            self._consumers.append(consumer)
+        return KafkaReader(ssp, place, bounds, records, consumer, bounded=end)
+
+    async def _place(
+        self, ssp: SystemStreamPartition, offset: int = OFFSET_INVALID
+    ) -> TopicPartition:
+        count = await self.partitions(ssp.stream)
+        if not 0 <= ssp.partition < count:
+            raise UnknownStream(
+                f"{ssp}: the stream has partitions 0 to {count - 1}, not {ssp.partition}"
+            )
+        return TopicPartition(self._topics.get(ssp.stream, ssp.stream), ssp.partition, offset)
+
+    async def _ask(self, question: Callable[[Consumer], T]) -> T:
+        """The answer of a broker; waits while there is none."""
+        while True:
+            try:
+                return await self._in_thread(question)
+            except KafkaException as error:
+                found = error.args[0]
+                if self._denied is not None:
+                    raise self._denied from error
+                if found.code() in DENIED:
+                    raise self._refusal(found) from error
+                if found.code() in GONE:
+                    raise UnknownStream(f"system {self.name!r}: {found.str()}") from error
+                if not (found.retriable() or found.code() in _UNREACHABLE):
+                    raise S4Error(
+                        f"system {self.name!r} at {self.address}: {found.str()} ({found.name()})"
+                    ) from error
+            await trio.sleep(0.2)
+
+    async def _in_thread(self, question: Callable[[Consumer], T]) -> T:
+        def ask() -> T:
+            if self._asker is None:
+                self._asker = self._client()
+            return question(self._asker)
+
+        return await threads.run_sync(ask, abandon_on_cancel=True)
+
+    def _client(self) -> Consumer:
+        try:
+            return Consumer({**self._options, "error_cb": self._on_error})
+        except KafkaException as error:
+            raise ConfigError(
+                f"an option in systems.{self.name}.consumer does not fit: {error.args[0].str()}"
+            ) from error
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Note an error of a connection; called in the thread that polls."""
+        if error.code() in DENIED:
+            self._denied = self._refusal(error)
+
+    def _refusal(self, error: KafkaError, what: str = "") -> S4Error:
+        of = f" {what}" if what else ""
+        return S4Error(
+            f"system {self.name!r} at {self.address} refuses{of}: {error.str()} ({error.name()}). "
+            f"Give the user of systems.{self.name}.consumer the right to describe and to read, or "
+            f"correct its options"
+        )
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def append(
+        self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
+    ) -> int:
+        """Append events durably, as JSON objects; returns the offset of the first.
+
+        A call that fails, or is cancelled, may have appended some.
+        """
+        place = await self._place(SystemStreamPartition(self.name, stream, partition))
+        values = [msgspec.json.encode(_fields_of(event)) for event in events]
+        return await threads.run_sync(self._produce, place, values, created_ms or 0)
+
+    def _produce(self, place: TopicPartition, values: Sequence[bytes], created_ms: int) -> int:
+        if self._producer is None:
+            mine = {name: self._options[name] for name in _SHARED if name in self._options}
+            security = (n for n in self._options if n.startswith(("security.", "ssl.", "sasl.")))
+            mine |= {name: self._options[name] for name in security}
+            self._producer = Producer({**mine, "enable.idempotence": True, "acks": "all"})
+        offsets: list[int] = []
+        errors: list[KafkaError] = []
+
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            if error is None:
+                offsets.append(message.offset())
+            else:
+                errors.append(error)
+
+        for value in values:
+            self._producer.produce(
+                place.topic,
+                value,
+                partition=place.partition,
+                timestamp=created_ms,
+                on_delivery=on_delivery,
+            )
+        self._producer.flush()
+        if errors:
+            raise S4Error(f"{place.topic}[{place.partition}] took no event: {errors[0].str()}")
+        return min(offsets)
+
+
+_SHARED = ("bootstrap.servers", "client.id", "log_level", "reconnect.backoff.max.ms")
+
+
+def _fields_of(event: Any) -> dict[str, Any]:
+    if isinstance(event, GenericEvent):
+        return event.attributes
+    return msgspec.structs.asdict(event)

@@ -1,0 +1,373 @@
+"""Readers of Kafka's partitions, and the consumer that several of them share.
+
+Rules
+- A consumer has one thread, which takes what has come for all its partitions and hands it to trio
+  at once. A second reader of the same partition gets another consumer.
+- A reader holds a bounded amount. While all are full the thread does not consume, and what the
+  client has fetched stays there. A partition that is full while others are not is paused; the
+  client then throws away what it has fetched, so the partition resumes when half is free.
+- Offsets may have no record: they have a transaction's end, or were compacted away. The broker
+  announces the end of a partition, so a reader also passes the offsets behind the last record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import trio
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from s4node.errors import InputLost, S4Error, StageClosed
+from s4node.offsets.system import (
+    END_OF_STREAM,
+    Bounds,
+    EndOfStream,
+    InputBatch,
+    SystemStreamPartition,
+)
+from s4node.systems.records import RecordBatch, RecordReader, Records
+from s4node.threads import Worker
+
+WINDOW = 16_384
+"""The most events that a reader holds, approximately."""
+
+WINDOW_BYTES = 4 << 20
+"""The most bytes of their values."""
+
+_AT_ONCE = 2000
+_WAIT = 0.05
+"""The seconds that the thread waits for the first record."""
+
+DENIED = frozenset(
+    (
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError._UNSUPPORTED_FEATURE,
+    )
+)
+"""Errors that no waiting heals."""
+
+_LOST = frozenset(
+    (
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError._LOG_TRUNCATION,
+    )
+)
+GONE = frozenset(
+    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
+)
+
+
+class Arrived(NamedTuple):
+    """Records from the offset ``first`` to before ``end``; ``error`` is what follows them."""
+
+    first: int
+    end: int
+    records: Records
+    weight: int
+    created_ms: int
+
+
+class KafkaConsumer:
+    """Reads partitions for readers in a thread, which is called ``name``.
+
+    ``refused`` makes the error for what a broker denies.
+    """
+
+    def __init__(
+        self, name: str, options: Mapping[str, Any], refused: Callable[[KafkaError], S4Error]
+    ) -> None:
+        self._options = options
+        self._refused = refused
+        self._token = trio.lowlevel.current_trio_token()
+        self._taken: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        self._changes: list[tuple[KafkaReader, bool]] = []
+        self._over = False
+        # what follows is the thread's
+        self._consumer: Consumer | None = None
+        self._readers: dict[tuple[str, int], KafkaReader] = {}
+        self._paused: set[tuple[str, int]] = set()
+        self._worker = Worker(self._step, name)
+
+    def has_room_for(self, place: TopicPartition) -> bool:
+        """Return True unless the partition has a reader here."""
+        return not self._over and (place.topic, place.partition) not in self._taken
+
+    def add(self, reader: KafkaReader) -> None:
+        self._taken.add(reader.key)
+        self._change(reader, added=True)
+
+    def remove(self, reader: KafkaReader) -> None:
+        self._change(reader, added=False)
+
+    def wake(self) -> None:
+        self._worker.wake()
+
+    def stop(self) -> None:
+        self._over = True
+        self._worker.wake()
+
+    async def wait_ended(self) -> None:
+        await self._worker.wait_ended()
+
+    def _change(self, reader: KafkaReader, *, added: bool) -> None:
+        with self._lock:
+            self._changes.append((reader, added))
+        self._worker.wake()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _step(self) -> float | None:
+        try:
+            if self._over:
+                if self._consumer is not None:
+                    self._consumer.close()
+                return None
+            self._apply_changes()
+            if not self._adjust():
+                return 0.5
+            assert self._consumer is not None
+            messages = self._consumer.consume(1, _WAIT)  # (2000, t) would wait for all, or t
+            if messages:
+                messages += self._consumer.consume(_AT_ONCE - 1, 0)
+                self._deliver(messages)
+        except Exception as error:  # a bug, or an option: let it end the container
+            self._soon([(reader, None, error) for reader in self._readers.values()])
+            return None
+        return 0
+
+    def _apply_changes(self) -> None:
+        with self._lock:
+            changes, self._changes = self._changes, []
+        for reader, added in changes:
+            if added:
+                if self._consumer is None:
+                    self._consumer = Consumer(dict(self._options))
+                self._readers[reader.key] = reader
+                self._consumer.incremental_assign([reader.place])
+            elif self._readers.get(reader.key) is reader:
+                assert self._consumer is not None
+                del self._readers[reader.key]
+                self._paused.discard(reader.key)
+                self._consumer.incremental_unassign([reader.place])
+                self._taken.discard(reader.key)
+
+    def _adjust(self) -> bool:
+        """Pause and resume partitions; return False if there is no room at all."""
+        full = {key for key, r in self._readers.items() if r.is_full(paused=key in self._paused)}
+        if len(full) == len(self._readers):
+            return False
+        assert self._consumer is not None
+        if more := full - self._paused:
+            self._consumer.pause([TopicPartition(*key) for key in more])
+        if less := self._paused - full:
+            self._consumer.resume([TopicPartition(*key) for key in less])
+        self._paused = full
+        return True
+
+    def _deliver(self, messages: Sequence[Any]) -> None:
+        found: list[_Delivery] = []
+        for key, group in groupby(messages, _key_of):  # mostly long runs of one partition
+            reader = self._readers.get(key)
+            if reader is not None:
+                run = list(group)
+                errors = [each for each in run if each.error() is not None]
+                if errors:
+                    run = [each for each in run if each.error() is None]
+                if run:
+                    found.append((reader, reader.taken(run), None))
+                found += [(reader, each.offset(), each.error()) for each in errors]
+        self._soon(found)
+
+    def _soon(self, found: Sequence[_Delivery]) -> None:
+        try:
+            self._token.run_sync_soon(self._arrive, found)
+        except trio.RunFinishedError:  # nobody reads any more
+            self._over = True
+
+    def _arrive(self, found: Sequence[_Delivery]) -> None:
+        for reader, what, error in found:
+            if isinstance(what, Arrived):
+                reader.arrive(what)
+            elif isinstance(error, KafkaError):
+                reader.fail(error, what, self._refused)
+            else:
+                reader.end_by(error)
+
+
+_Delivery = Any
+
+
+def _key_of(message: Any) -> tuple[str, int]:
+    return message.topic(), message.partition()
+
+
+class KafkaReader:
+    """Reads one partition, at ``place``, from its offset on; to where it ends now if
+    ``bounded``."""
+
+    def __init__(
+        self,
+        ssp: SystemStreamPartition,
+        place: TopicPartition,
+        bounds: Bounds,
+        records: RecordReader,
+        consumer: KafkaConsumer,
+        *,
+        bounded: bool,
+    ) -> None:
+        self.ssp = ssp
+        self.place = place
+        self.key = (place.topic, place.partition)
+        self.position = place.offset
+        self._end = bounds.upcoming
+        self._last = bounds.upcoming if bounded else None
+        self._records = records
+        self._form = records.form
+        self._consumer = consumer
+        self._arrived: deque[Arrived] = deque()
+        self._next = place.offset
+        self._error: Exception | None = None
+        self._news = trio.lowlevel.ParkingLot()
+        self._paused = False
+        # The thread counts what it has handed over, ``read`` what was taken; each has one writer.
+        self._events = self._bytes = 0
+        self._events_taken = self._bytes_taken = 0
+        if place.offset < bounds.oldest:
+            self._error = self._lost(f"the oldest is {bounds.oldest}")
+        else:
+            consumer.add(self)
+
+    @property
+    def lag(self) -> int | None:
+        return max(0, self._end - self.position)
+
+    async def read(self) -> InputBatch | EndOfStream:
+        await trio.lowlevel.checkpoint()
+        while not self._arrived:
+            if self._last is not None and self.position >= self._last:
+                return END_OF_STREAM
+            if self._error is not None:
+                raise self._error
+            await self._news.park()
+        arrived = self._arrived.popleft()
+        was_full = self.is_full(paused=True)
+        self._events_taken += len(arrived.records.offsets)
+        self._bytes_taken += arrived.weight
+        if was_full and not self.is_full(paused=True):
+            self._consumer.wake()
+        self.position = arrived.end
+        return RecordBatch(
+            self.ssp,
+            arrived.first,
+            arrived.end,
+            arrived.records,
+            arrived.weight,
+            arrived.created_ms,
+            self._records,
+        )
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._consumer.wake()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._consumer.remove(self)
+        self.end_by(StageClosed(f"the reader of {self.ssp} is closed; open another one"))
+        self._arrived.clear()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def is_full(self, *, paused: bool) -> bool:
+        """Return True if it holds too much; a ``paused`` one, while it holds half of that."""
+        share = 2 if paused else 1
+        return (
+            self._paused
+            or self._events - self._events_taken >= WINDOW // share
+            or self._bytes - self._bytes_taken >= WINDOW_BYTES // share
+        )
+
+    def taken(self, messages: Sequence[Any]) -> Arrived:
+        """Take over records; ``arrive`` completes where they begin."""
+        form = self._form
+        values = [message.value() for message in messages]
+        offsets = [message.offset() for message in messages]
+        weight = sum(map(len, filter(None, values)))
+        records = Records(
+            offsets,
+            values,
+            [message.key() for message in messages] if form.key else (),
+            [message.timestamp()[1] for message in messages] if form.time else (),
+            [message.headers() or () for message in messages] if form.headers else (),
+        )
+        self._events += len(values)
+        self._bytes += weight
+        created = messages[0].timestamp()[1]
+        return Arrived(offsets[0], offsets[-1] + 1, records, weight, created)
+
+    # -- what has come -------------------------------------------------------------------------
+
+    def arrive(self, arrived: Arrived) -> None:
+        if arrived.end <= self._next:
+            return
+        last = self._last
+        if last is not None and arrived.end > last:
+            arrived = _before(arrived, last)
+        self._arrived.append(arrived._replace(first=self._next))
+        self._next = arrived.end
+        self._end = max(self._end, self._next)
+        self._news.unpark_all()
+
+    def fail(
+        self, error: KafkaError, offset: int, refused: Callable[[KafkaError], S4Error]
+    ) -> None:
+        """Take over an error of the partition, or that its end is at ``offset``."""
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            if offset > self._next:  # behind the last record there may be ends of transactions
+                self.arrive(Arrived(self._next, offset, Records((), ()), 0, 0))
+            self._end = self._next
+            return
+        if code in _LOST:
+            self.end_by(self._lost(error.str()))
+        elif code in GONE:
+            self.end_by(
+                S4Error(
+                    f"{self.ssp} is gone: {error.str()}. Create the topic again, and start without "
+                    f"the progress in the former one"
+                )
+            )
+        elif error.fatal() or code in DENIED:
+            self.end_by(refused(error))
+
+    def end_by(self, error: Exception) -> None:
+        self._error = error
+        self._news.unpark_all()
+
+    def _lost(self, reason: str) -> InputLost:
+        return InputLost(
+            f"{self.ssp}: offset {self.position} no longer exists: {reason}; retention was faster "
+            f"than the reader"
+        )
+
+
+def _before(arrived: Arrived, end: int) -> Arrived:
+    """The part of what has come that is before an offset."""
+    kept = sum(offset < end for offset in arrived.records.offsets)
+    return arrived._replace(end=end, records=arrived.records.between(0, kept))

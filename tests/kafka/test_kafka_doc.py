@@ -1,0 +1,45 @@
+"""docs/kafka.md: its app and its command, over a broker."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
+
+from harness import ROOT, s4_process, until
+from kafka_broker import lacking, running_broker
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=lacking()),
+]
+
+PAGE = (ROOT / "docs" / "kafka.md").read_text()
+
+
+async def test_the_app_sums_the_orders_of_a_topic_by_minute(tmp_path: Path) -> None:
+    (app,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (command,) = re.findall(r"\$ (s4 run orders\.py.*?)\n```", PAGE, re.DOTALL)
+    (tmp_path / "orders.py").write_text(app)
+    with running_broker(tmp_path / "kafka") as broker:
+        broker.create("shop.orders", 2)
+        producer = broker.producer()
+        for second, user, amount in [(0, "ann", 3), (30, "bob", 1), (59, "ann", 4), (200, "x", 0)]:
+            value = f'{{"user": "{user}", "amount": {amount}, "city": "Riga"}}'
+            for partition in (0, 1) if user == "x" else (second % 2,):
+                at = 1_700_000_040_000 + 1000 * second
+                producer.produce("shop.orders", value, user, partition, timestamp=at)
+        assert producer.flush(30) == 0
+        _, *arguments = shlex.split(
+            command.replace("\\\n", " ").replace("localhost:9092", broker.address)
+        )
+        arguments += ["--listen", "tcp://127.0.0.1:0", "-p", "s4.state.folder=state"]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: len(process.stdout) >= 2)
+            found = {line for line in process.stdout if line.startswith(("ann", "bob"))}
+            assert found == {"ann 1700000040 7", "bob 1700000040 1"}

@@ -1,0 +1,169 @@
+"""A broker of Kafka in a process of its own, for tests; ``tools/install kafka`` gets it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from harness import free_port
+
+JARS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s4node" / "kafka-3.9.1"
+
+_START_SECONDS = 90
+"""A broker answers after 5 seconds on a quiet machine, and after 60 on a busy one."""
+
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}/data
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
+auto.create.topics.enable=false
+log.cleaner.backoff.ms=200
+log.retention.check.interval.ms=500
+"""
+
+
+def lacking() -> str:
+    """What the machine lacks to run a broker; empty if nothing."""
+    if shutil.which("java") is None:
+        return "no java on PATH"
+    if not (JARS / "complete").exists():
+        return "Kafka's broker is not installed: run tools/install kafka"
+    return ""
+
+
+class Broker:
+    """A broker with its data in ``folder``, at ``address``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"127.0.0.1:{(port := free_port())}"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._properties = folder / "server.properties"
+        self._properties.write_text(
+            _PROPERTIES.format(port=port, controller=free_port(), folder=folder)
+        )
+        cluster = "AAAAAAAAAAAAAAAAAAAAAQ"
+        format_ = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties)
+        subprocess.run([*_java(), *format_], check=True, stdout=subprocess.DEVNULL, timeout=120)
+        self.admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "out").open("ab") as out:
+            self._process = subprocess.Popen(
+                [*_java(), "kafka.Kafka", str(self._properties)], stdout=out, stderr=out
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                self.admin.list_topics(timeout=2)
+            except KafkaException:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    text = (self._folder / "out").read_text(errors="replace")
+                    pytest.fail(f"Kafka's broker does not answer:\n{text[-2000:]}")
+            else:
+                return
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    # -- topics --------------------------------------------------------------------------------
+
+    def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
+        new = NewTopic(
+            topic, partitions, 1, config={k.replace("_", "."): v for k, v in settings.items()}
+        )
+        self.admin.create_topics([new])[topic].result(30)
+        deadline = time.monotonic() + 30
+        while len(self.admin.list_topics(topic, timeout=5).topics[topic].partitions) < partitions:
+            assert time.monotonic() < deadline, f"topic {topic} is not there"
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])[topic].result(30)
+        deadline = time.monotonic() + 30
+        while topic in self.admin.list_topics(timeout=5).topics:
+            assert time.monotonic() < deadline, f"topic {topic} is still there"
+
+    def trim(self, topic: str, partition: int, below: int) -> None:
+        place = TopicPartition(topic, partition, below)
+        self.admin.delete_records([place])[place].result(30)
+
+    def producer(self, **options: str) -> Producer:
+        named = {name.replace("_", "."): text for name, text in options.items()}
+        return Producer({"bootstrap.servers": self.address, "log_level": 0, **named})
+
+    def count(self, topic: str) -> int:
+        """The records that partition 0 has."""
+        options = {"group.id": "tests", "enable.partition.eof": True, "log_level": 0}
+        consumer = Consumer({"bootstrap.servers": self.address, **options})
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = 0
+        try:
+            while True:
+                for message in consumer.consume(1000, 1):
+                    if message.error() is not None:
+                        return found
+                    found += 1
+        finally:
+            consumer.close()
+
+    def put(self, topic: str, values: Sequence[bytes | None], partition: int = 0) -> None:
+        """Append values without keys; None needs a key and gets one."""
+        producer = self.producer()
+        for value in values:
+            producer.produce(topic, value, b"key" if value is None else None, partition)
+        assert producer.flush(30) == 0
+
+
+@contextmanager
+def running_broker(folder: Path) -> Iterator[Broker]:
+    broker = Broker(folder)
+    try:
+        yield broker
+    finally:
+        with suppress(ProcessLookupError):
+            broker.resume()
+        broker.close()
+
+
+def _java() -> list[str]:
+    return [
+        *("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *("-cp", f"{JARS}/*"),
+    ]
