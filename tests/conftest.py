@@ -18,6 +18,7 @@ from typing import Any
 import flaky
 import pytest
 import structlog
+from forkserver import forks
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from input_systems import fresh
@@ -162,6 +163,13 @@ def own_runtime_folder() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> Iterator[None]:
+    """What forked ``s4`` for tests ends with them."""
+    yield
+    forks.close()
 
 
 @pytest.fixture(autouse=True)

@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+from forkserver import forks
 
 LIST = Path(__file__).with_name("flaky.toml")
 DAYS = 14
@@ -130,7 +131,7 @@ class Flaky:
         slow = any(item.get_closest_marker(name) for name in _STARTS_PROCESSES)
         if not slow and not inspect.iscoroutinefunction(function):
             return "a test of pure code repeats itself"
-        if left := _children() - before:
+        if left := _children() - before - forks.pids:
             return f"it has left processes: {', '.join(map(str, sorted(left)))}"
         if self._touched(function):
             return "the change has touched it"

@@ -28,6 +28,7 @@ import msgspec
 import pynng
 import pytest
 import trio
+from forkserver import Request, forks
 
 from s4node.config.config import Config
 from s4node.errors import leaves
@@ -39,6 +40,8 @@ from s4node.runtime.container.container import Container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from trio.abc import ReceiveStream, SendStream
 
     from s4node.app.app import App
 
@@ -174,18 +177,72 @@ async def run_s4(
     fault: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run an ``s4`` command to its end."""
+    return await run_module(
+        "s4node", *arguments, cwd=cwd, stdin=stdin, deadline=deadline, fault=fault
+    )
+
+
+async def run_module(
+    module: str,
+    *arguments: str | Path,
+    cwd: Path,
+    stdin: bytes = b"",
+    deadline: float = DEADLINE,
+    fault: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run a module as a program, to its end."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    read: list[list[bytes]] = [[], []]
+
+    async def feed(pipe: SendStream) -> None:
+        async with pipe:
+            with suppress(trio.BrokenResourceError):
+                await pipe.send_all(stdin)
+
+    async def gather(pipe: ReceiveStream, into: list[bytes]) -> None:
+        async with pipe:
+            into += [chunk async for chunk in pipe]
+
     with trio.fail_after(deadline):
-        done = await trio.run_process(
-            s4(*arguments),
-            stdin=stdin,
-            capture_stdout=True,
-            capture_stderr=True,
-            check=False,
-            cwd=cwd,
-            env=environment(S4_FAULT=fault),
-        )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        process = await _started(command, cwd, environment(S4_FAULT=fault))
+        async with trio.open_nursery() as nursery:
+            try:
+                nursery.start_soon(feed, process.stdin)
+                nursery.start_soon(gather, process.stdout, read[0])
+                nursery.start_soon(gather, process.stderr, read[1])
+                status = await process.wait()
+            finally:
+                with trio.CancelScope(shield=True):
+                    process.kill()
+                    await process.wait()
+    output, errors = (b"".join(chunks).decode() for chunks in read)
+    return subprocess.CompletedProcess(command, status, output, errors)
+
+
+async def _started(
+    command: Sequence[str],
+    cwd: Path,
+    env: dict[str, str],
+    limits: Callable[[], None] | None = None,
+    *,
+    own_session: bool = False,
+) -> Any:
+    """A process with pipes; a fork of the server's if that makes no difference."""
+    _, option, module, *arguments = command
+    copies = ">" in env.get("S4_FAULT", "")  # of processes that begin with it in their environment
+    if option == "-m" and limits is None and not copies:
+        request = Request(module, arguments, str(cwd), env, own_session)
+        if (fork := await forks.fork(request)) is not None:
+            return fork
+    return await trio.lowlevel.open_process(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=env,
+        start_new_session=own_session,
+        preexec_fn=limits,
     )
 
 
@@ -263,16 +320,8 @@ async def process_of(
     fault: str = "",
 ) -> AsyncIterator[NodeProcess]:
     """A command as a process, killed at the end."""
-    process = await trio.lowlevel.open_process(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=cwd,
-        env=environment(S4_FAULT=fault),
-        start_new_session=True,
-        preexec_fn=limits,
-    )
+    process = await _started(command, cwd, environment(S4_FAULT=fault), limits, own_session=True)
+    await process.stdin.aclose()
     node = NodeProcess(process)
     with plain_errors():
         async with trio.open_nursery() as nursery:

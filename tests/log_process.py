@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 
 import trio
+from harness import until
+from log_frames import append, events, numbered, read_all
 
 from s4node.errors import S4Error
 from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogPartition
 from s4node.log.writer import Answer
-from tests.harness import until
-from tests.log_frames import append, events, numbered, read_all
 
 
 async def appending(folder: str, *acknowledged: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
-from harness import environment, node_process, run_s4, s4, s4_process
+from harness import environment, node_process, run_module, run_s4, s4, s4_process
 
 from s4node.version import __version__
 
@@ -26,16 +26,10 @@ async def test_a_new_app_passes_its_own_tests_and_runs(tmp_path: Path) -> None:
 
     assert (made.returncode, made.stdout) == (0, "")
     assert "cd click-totals && pip install '.[test]' && python -m pytest" in made.stderr
-    with trio.fail_after(60):
-        tested = await trio.run_process(
-            [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
-            capture_stdout=True,
-            check=False,
-            cwd=folder,
-            env=environment(),
-        )
-    assert tested.returncode == 0, tested.stdout.decode()
-    assert b"3 passed" in tested.stdout
+    session = ("-q", "-W", "error", "-p", "no:cacheprovider")
+    tested = await run_module("pytest", *session, cwd=folder, deadline=60)
+    assert tested.returncode == 0, tested.stdout
+    assert "3 passed" in tested.stdout
 
     async with node_process("app.py", cwd=folder) as node:
         sent = await run_s4(

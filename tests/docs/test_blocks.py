@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from harness import ROOT, environment
+from harness import ROOT, run_module
 
 from s4node.net.wire.frame import WINDOW_BYTES
 from s4node.runtime.task.timers import SPAN
@@ -27,12 +26,14 @@ from s4node.runtime.task.timers import SPAN
         ("windows", 5),
     ],
 )
-def test_the_blocks_of_a_page_are_tests_that_pass(page: str, least: int, tmp_path: Path) -> None:
+async def test_the_blocks_of_a_page_are_tests_that_pass(
+    page: str, least: int, tmp_path: Path
+) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text()
     tests = text.count("def test_")
     assert tests >= least
 
-    done = _run(text, tmp_path)
+    done = await _run(text, tmp_path)
 
     assert done.returncode == 0, done.stdout
     assert f"{tests} passed" in done.stdout
@@ -45,16 +46,9 @@ def test_the_figures_of_the_page_about_durable_streams_are_those_of_the_code() -
 # -- set-up ---------------------------------------------------------------------------------------
 
 
-def _run(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
+async def _run(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the blocks of a page in an empty folder."""
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (folder / "test_page.py").write_text("\n\n".join(blocks))
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=folder,
-        env=environment(),
-        check=False,
-    )
+    session = ("-q", "-W", "error", "-p", "no:cacheprovider")
+    return await run_module("pytest", *session, cwd=folder, deadline=60)

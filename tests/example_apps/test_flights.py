@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from harness import ROOT, environment, running, until
 
 from apps.flights.adapter import FlightsAdapter
 from apps.flights.app import FlightsApp
 from apps.flights.board import Board, differences
 from apps.flights.events import Figures, Row
 from s4node import Config
-from tests.harness import ROOT, environment, running, until
 
 pytest.importorskip("pyspark")
 from pyspark.errors import PythonException

@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
+from timed_apps import Case, cases
 
 from s4node.app.app import App
 from s4node.app.plan.window_dispatch import time_rule
@@ -25,7 +26,6 @@ from s4node.spark.history.replay import AppSource, Encoding, Replay
 from s4node.spark.history.stage_rows import EVENT, PATH, rows_of
 from s4node.spark.history.stages import stages
 from s4node.testing import AppTest
-from tests.timed_apps import Case, cases
 
 ORDER = StructType([StructField(AT, DoubleType()), StructField("n", LongType())])
 SCHEMA = to_arrow_schema(rows_of(ORDER.fields), timezone="UTC")

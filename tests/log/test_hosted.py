@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from harness import data_frame
+
 from s4node.errors import StoreError
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner
@@ -16,7 +18,6 @@ from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
-from tests.harness import data_frame
 
 
 def test_a_lane_appends_its_own_part_of_a_frame_after_the_other_parts() -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from harness import ROOT, environment, nobody, until
+from log_files import MIB, database, disk, locked, opened
+from log_frames import append, events, numbered, read_all
 
 from s4node.errors import InputLost, StoreCorrupt, StoreError
 from s4node.log.partition.ledger import Appended
@@ -22,9 +25,6 @@ from s4node.log.partition.partition_file import PartitionFile
 from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
 from s4node.offsets.system import Bounds
-from tests.harness import ROOT, nobody, until
-from tests.log_files import MIB, database, disk, locked, opened
-from tests.log_frames import append, events, numbered, read_all
 
 # --- what can be wrong with files ----------------------------------------------------------------
 
@@ -299,8 +299,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_a
     for _ in range(12):
         numbers = [str(number) for number in acknowledged.values()]
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.log_process", "append", str(tmp_path), *numbers],
-            cwd=ROOT,
+            [sys.executable, ROOT / "tests" / "log_process.py", "append", str(tmp_path), *numbers],
+            env=environment(),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -330,8 +330,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_a
 
 def test_a_disk_that_fails_writes_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.log_process", "full", str(tmp_path)],
-        cwd=ROOT,
+        [sys.executable, ROOT / "tests" / "log_process.py", "full", str(tmp_path)],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=60,

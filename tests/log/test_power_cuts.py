@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
+from harness import free_port, plain_errors, s4_process, until
+from log_bench import Bench, append
+from log_files import opened
+from log_frames import append as append_frames
+from log_frames import numbered
+from power import Power
+from shared_apps import KEEPER
 
 from s4node import Client, Event
 from s4node.errors import StartpointError
 from s4node.log.store import LogSettings, open_log
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.systems.embedded_log import EmbeddedLog
-from tests.harness import free_port, plain_errors, s4_process, until
-from tests.log_bench import Bench, append
-from tests.log_files import opened
-from tests.log_frames import append as append_frames
-from tests.log_frames import numbered
-from tests.power import Power
-from tests.shared_apps import KEEPER
 
 
 def test_an_epoch_ends_where_the_next_begins() -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from harness import ROOT, environment, until
+from log_files import MIB, Clock, disk, opened
+from log_frames import CLICK, append, events, numbered, read_all
 
 from s4node import clocks
 from s4node.config.config import Config
@@ -18,9 +21,6 @@ from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogPartition
 from s4node.log.writer import Answer
 from s4node.offsets.system import Bounds
-from tests.harness import ROOT, until
-from tests.log_files import MIB, Clock, disk, opened
-from tests.log_frames import CLICK, append, events, numbered, read_all
 
 # --- appending and reading -----------------------------------------------------------------------
 
@@ -283,8 +283,8 @@ async def test_what_a_crash_left_of_a_stream_that_was_being_made_is_removed(tmp_
 
 async def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     holder = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-m", "tests.log_process", "append", str(tmp_path), "0"],
-        cwd=ROOT,
+        [sys.executable, ROOT / "tests" / "log_process.py", "append", str(tmp_path), "0"],
+        env=environment(),
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import nobody
 
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import crc32m
@@ -18,7 +19,6 @@ from s4node.state.epochs import claim, saved_checkpoints
 from s4node.state.rows import META, task_row
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
-from tests.harness import nobody
 
 
 def test_a_damaged_database_is_resumed_from_its_last_checkpoint_with_a_log_line(

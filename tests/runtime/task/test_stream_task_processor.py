@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from harness import running, until
+from input_systems import fresh
 from shared_apps import OnePE
 
 from s4node import Event
@@ -26,8 +28,6 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 from s4node.testing import AppTest
-from tests.harness import running, until
-from tests.input_systems import fresh
 
 ADDRESS = "the tasks'"
 
@@ -123,7 +123,7 @@ def system() -> MemorySystem:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
     return {
-        "systems.memory.type": "tests.input_systems:memory",
+        "systems.memory.type": "input_systems:memory",
         "systems.memory.address": ADDRESS,
         "s4.state.folder": str(tmp_path / "state"),
         "streams.clicks.samza.offset.default": "oldest",
