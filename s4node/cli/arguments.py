@@ -14,7 +14,8 @@ from functools import partial
 from typing import Literal
 
 from s4node.config.kinds import is_unicode
-from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.errors import StartpointError
+from s4node.offsets.startpoint import FORMS, LARGEST, Startpoint, parse
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
 
@@ -167,23 +168,12 @@ def whole(text: str) -> int:
 
 
 def start(text: str) -> Startpoint | Literal["newest"]:
-    """A position to read from: a name, an offset, or a time."""
-    kind, _, millis = text.partition(":")
-    if kind == "ms" and _is_number(millis):
-        return Timestamp(whole(millis))
-    if _is_number(text):
-        return Specific(whole(text))
-    match text:
-        case "oldest":
-            return Oldest()
-        case "upcoming":
-            return Upcoming()
-        case "newest":
-            return "newest"
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not a start; write oldest, newest, upcoming, an offset, or ms:MILLISECONDS "
-        f"since 1970"
-    )
+    """A position to read from: a startpoint, or ``newest``."""
+    try:
+        return "newest" if text == "newest" else parse(text)
+    except StartpointError as error:
+        forms = f"newest, {FORMS}"
+        raise argparse.ArgumentTypeError(str(error).replace(FORMS, forms)) from error
 
 
 def millis(text: str) -> int:

@@ -38,7 +38,7 @@ from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
 from s4node.errors import S4Error, StartpointError
 from s4node.net.client.client import Client
-from s4node.offsets.startpoint import Specific, Startpoint, Upcoming
+from s4node.offsets.startpoint import FORMS, Specific, Startpoint, Upcoming
 from s4node.offsets.system import SystemStreamPartition
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -120,9 +120,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=kinds.start,
         default="upcoming",
         metavar="START",
-        help="oldest, newest (the last event of each partition), "
-        "upcoming, an offset, or ms:MILLISECONDS since 1970 "
-        "(default %(default)s)",
+        help=f"newest (the last event of each partition), {FORMS} (default %(default)s)",
     )
     tailed.add_argument("--partition", type=whole, metavar="P", help="only this one")
     tailed.add_argument(

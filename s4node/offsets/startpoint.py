@@ -5,6 +5,7 @@ Rules
   position is the offset of the event to be read next, which may not exist yet.
 - The number or time has to fit into frames and databases. One that does not is an error where the
   startpoint is made or decoded, not later at a start of the job.
+- A startpoint is written in one way, wherever it is text: ``parse`` reads what ``describe`` writes.
 - A startpoint is a request; the input turns it into an offset, or says why it cannot. Code that
   handles startpoints matches their classes, and ends with ``assert_never``: a kind that it leaves
   out is an error of types.
@@ -12,7 +13,9 @@ Rules
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, assert_never
 
 import msgspec
@@ -21,6 +24,8 @@ from s4node.errors import StartpointError
 
 LARGEST = (1 << 62) - 1
 """The largest offset or time: that of the wire."""
+
+_DIGITS = len(str(LARGEST))
 
 Number = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
@@ -81,6 +86,51 @@ def check_places(start: Mapping[int, int]) -> None:
     for partition, offset in start.items():
         _check("partition", partition, 0)
         _check(f"partition {partition}: offset", offset, 0)
+
+
+FORMS = "oldest, upcoming, an offset, timestamp 2026-01-31T08:00:00Z, or ms:MILLISECONDS since 1970"
+
+
+def parse(text: str) -> Startpoint:
+    """The startpoint of a text; raises StartpointError if it is none.
+
+    A text is as ``describe`` writes it. An offset may stand alone, and ``ms:5`` is ``timestamp 5``.
+    A time may be ISO 8601 with its zone.
+    """
+    kind, _, rest = re.sub("^ms:", "timestamp ", text.strip()).partition(" ")
+    if not rest and kind != "timestamp":
+        kind, rest = (kind, "") if kind in ("oldest", "upcoming") else ("offset", kind)
+    match kind:
+        case "oldest" if not rest:
+            return Oldest()
+        case "upcoming" if not rest:
+            return Upcoming()
+        case "timestamp":
+            if (millis := _millis(rest.strip())) is not None:
+                return Timestamp(millis)
+        case "offset":
+            if re.fullmatch("[0-9]+", rest := rest.strip()):
+                return Specific(_number(rest))
+    raise StartpointError(f"{text!r} is not a start; write {FORMS}")
+
+
+def _millis(text: str) -> int | None:
+    """A time as milliseconds since 1970, None if it is not one that is the same everywhere."""
+    if re.fullmatch("-?[0-9]+", text):
+        return _number(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else int(moment.timestamp() * 1000)
+
+
+def _number(text: str) -> int:
+    """The number of these digits; Python refuses thousands of them."""
+    digits = text.removeprefix("-").lstrip("0") or "0"
+    if len(digits) > _DIGITS or int(digits) > LARGEST:
+        raise StartpointError(f"{digits} is too large; the largest is {LARGEST}")
+    return -int(digits) if text.startswith("-") else int(digits)
 
 
 def describe(startpoint: Startpoint) -> str:

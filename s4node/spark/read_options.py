@@ -7,24 +7,15 @@ Rules
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from s4node.errors import ConfigError, StartpointError
 from s4node.net.certificates.credentials import OPTIONS, Credentials
-from s4node.offsets.startpoint import (
-    Oldest,
-    Specific,
-    Startpoint,
-    Timestamp,
-    Upcoming,
-    check_places,
-)
+from s4node.offsets.startpoint import FORMS, Startpoint, check_places, parse
 from s4node.spark.addresses import (
     ADDRESS,
     CLUSTER,
@@ -38,10 +29,7 @@ from s4node.spark.connection import ask
 
 Options = Mapping[str, str]
 
-_FORMS = (
-    "write oldest, upcoming, 'timestamp 2026-01-31T08:00:00Z' (or ms since 1970), 'offset 42', or "
-    'offsets by partition as in {"0": 42, "1": 17}'
-)
+_BY_PARTITION = 'offsets by partition as in {"0": 42, "1": 17}'
 
 
 _KNOWN = {
@@ -126,30 +114,16 @@ def _number(options: Options, name: str, kind: type[Any], below: float = 1e18) -
 
 def parse_start(option: str, text: str) -> Startpoint | dict[int, int]:
     """A place to begin or to end at, from the text of an option; raises ConfigError."""
-    given = text.strip()
-    first, _, rest = given.partition(" ")
+    if not text.lstrip().startswith("{"):
+        try:
+            return parse(text)
+        except StartpointError as error:
+            forms = f"{FORMS}, or {_BY_PARTITION}"
+            message = str(error).replace(FORMS, forms)
+            raise ConfigError(f"option {option}: {message}") from error
     try:
-        if given == "oldest":
-            return Oldest()
-        if given == "upcoming":
-            return Upcoming()
-        if first == "offset" or re.fullmatch(r"\d+", given):
-            return Specific(int(rest or given))
-        if first == "timestamp":
-            return Timestamp(_millis(rest.strip()))
-        if given.startswith("{"):
-            offsets = msgspec.json.decode(given, type=dict[int, int])
-            check_places(offsets)
-            return offsets
-    except (ValueError, StartpointError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"option {option}={text!r}: {error}; {_FORMS}") from error
-    raise ConfigError(f"option {option}={text!r} is not a place in a stream; {_FORMS}")
-
-
-def _millis(text: str) -> int:
-    if re.fullmatch(r"\d+", text):
-        return int(text)
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError("the time has no zone; end it in Z or +01:00")
-    return int(moment.timestamp() * 1000)
+        offsets = msgspec.json.decode(text, type=dict[int, int])
+        check_places(offsets)
+    except (StartpointError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"option {option}={text!r}: {error}; write {_BY_PARTITION}") from error
+    return offsets

@@ -26,10 +26,10 @@ from s4node.cli.main import main
         ("tail clicks --from 1 --partition 2", 1, "has partitions 0 to 1, not 2"),
         ("tail clicks --from 9 --partition 0", 1, "clicks[0] has no offset 9: it has 0 to 1"),
         (f"tail clicks --from {'0' * 5000}9 --partition 0", 1, "clicks[0] has no offset 9: it has"),
-        ("tail clicks --from yesterday", 2, ("'yesterday' is not a start; write oldest, newest, "
-         "upcoming, an offset, or ms:MILLISECONDS since 1970")),
-        ("tail clicks --from ms:now", 2, "'ms:now' is not a start; write oldest, newest, "),
-        ("tail clicks --from \u0661", 2, "'\u0661' is not a start; write oldest, newest, "),
+        ("tail clicks --from yesterday", 2, ("'yesterday' is not a start; write newest, oldest, "
+         "upcoming, an offset, timestamp 2026-01-31T08:00:00Z, or ms:MILLISECONDS since 1970")),
+        ("tail clicks --from ms:now", 2, "'ms:now' is not a start; write newest, oldest, "),
+        ("tail clicks --from \u0661", 2, "'\u0661' is not a start; write newest, oldest, "),
         ("tail clicks --count \u0661", 2, "'\u0661' is not a whole number, 1 or more"),
         ("tail clicks --partition x", 2, "'x' is not a whole number, 0 or more"),
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),

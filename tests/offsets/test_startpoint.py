@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from s4node import Client
 from s4node.errors import StartpointError
-from s4node.offsets.startpoint import Oldest, Specific, Timestamp, startpoint_of
+from s4node.offsets.startpoint import (
+    LARGEST,
+    Oldest,
+    Specific,
+    Startpoint,
+    Timestamp,
+    Upcoming,
+    describe,
+    parse,
+    startpoint_of,
+)
 
 
 @pytest.mark.parametrize("make", [Timestamp, Specific, startpoint_of])
@@ -16,6 +26,35 @@ from s4node.offsets.startpoint import Oldest, Specific, Timestamp, startpoint_of
 def test_a_startpoint_needs_a_number(make: Any, value: Any) -> None:
     with pytest.raises(StartpointError, match=r"give an (int|offset)"):
         make(value)
+
+
+def test_a_startpoint_of_every_kind_is_read_as_it_is_written() -> None:
+    kinds = [Oldest(), Upcoming(), Timestamp(0), Timestamp(-5), Specific(0), Specific(LARGEST)]
+    assert {type(each) for each in kinds} == set(get_args(Startpoint))
+    assert [parse(describe(each)) for each in kinds] == kinds
+
+
+def test_a_startpoint_may_be_written_in_short() -> None:
+    assert parse(" 42 ") == parse(f"offset {'0' * 5000}42") == Specific(42)
+    assert parse("ms:1000") == parse("timestamp 1970-01-01T00:00:01Z") == Timestamp(1000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "yesterday", "oldest 5", "offset", "offset x", "offset -1", "-1", "\u0661", "4 2"),
+        *("ms:", "ms:now", "timestamp", "timestamp 2026-01-31T08:00:00", "newest"),
+    ],
+)
+def test_another_text_is_no_startpoint(text: str) -> None:
+    with pytest.raises(StartpointError, match="is not a start; write oldest, upcoming, an offset"):
+        parse(text)
+
+
+def test_an_offset_that_is_too_large_is_refused() -> None:
+    for text in ("9" * 5000, f"offset {LARGEST + 1}", f"ms:{LARGEST + 1}"):
+        with pytest.raises(StartpointError, match=f"is too large; the largest is {LARGEST}"):
+            parse(text)
 
 
 def test_an_offset_is_a_startpoint_too() -> None:

@@ -64,6 +64,9 @@ def test_places_are_written_as_startpoints_are() -> None:
     assert parse_start("start", "offset 42") == Specific(42)
     assert parse_start("start", "timestamp 1970-01-01T00:00:01Z") == Timestamp(1000)
     assert parse_start("start", '{"0": 4, "2": 7}') == {0: 4, 2: 7}
-    for bad in ("yesterday", "offset x", "timestamp 2026-01-31T08:00:00", '{"0": -1}', ""):
+    for bad in ("yesterday", "offset x", "timestamp 2026-01-31T08:00:00", ""):
         with pytest.raises(ConfigError, match="write oldest, upcoming"):
+            parse_start("start", bad)
+    for bad in ('{"0": -1}', "{}", '{"x": 1}'):
+        with pytest.raises(ConfigError, match="write offsets by partition"):
             parse_start("start", bad)

@@ -208,7 +208,7 @@ def test_the_first_address_that_is_reached_is_read_from(spark: SparkSession, nod
     ("options", "message"),
     [
         ({"stream": "no-such"}, "no stream 'no-such'"),
-        ({"start": "yesterday"}, "is not a place in a stream; write oldest, upcoming"),
+        ({"start": "yesterday"}, "is not a start; write oldest, upcoming"),
         ({"columns": "user,nonsense"}, "option columns names nonsense, and the stream has user"),
         ({"strat": "oldest"}, "does not know the option 'strat'"),
         ({"type": "no.such:Class"}, "cannot be imported"),
