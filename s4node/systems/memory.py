@@ -240,7 +240,7 @@ class MemorySystem:
         return _Reader(self, ssp, offset, self._batches(ssp, types))
 
     def _batches(self, ssp: SystemStreamPartition, types: Sequence[type]) -> _Batches:
-        """What makes a batch of what is stored from an offset on."""
+        """The function that makes a batch of stored events from an offset on."""
         if not self.partition_of(ssp).records:
             decoders = _Decoders(types)
             return lambda first, kept: _Batch(ssp, first, kept, decoders)

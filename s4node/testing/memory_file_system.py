@@ -12,7 +12,7 @@ from s4node.testing import memory_store
 
 
 class MemoryFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """What ``fsspec`` finds at the URL."""
+    """The file system that ``fsspec`` finds at the URL."""
 
     protocol = "s4-test", "s3"  # as s3, it puts an object only if there is none
     cachable = False
