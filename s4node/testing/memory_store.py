@@ -18,7 +18,7 @@ URL = "s4-test://state"
 
 
 class MemoryStore:
-    """The objects of a world; ``here`` tells which run asks, and ``note`` gets what it has put."""
+    """The objects of a world; ``here`` is the run that asks, and ``note`` gets what is put."""
 
     def __init__(
         self, here: Callable[[], Run | None], note: Callable[[str, str, bytes], None]

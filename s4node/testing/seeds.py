@@ -32,11 +32,11 @@ _SHOWN = 30
 """So many messages of a run that fails are shown, the newest ones."""
 
 _MOST_EVENTS, _MOST_LETTERS = 5, 300
-"""What is shown of a message."""
+"""The characters that are shown of a message."""
 
 
 class Recorded(NamedTuple):
-    """What a run of a scenario leaves: the faults that were chosen, and all messages."""
+    """A run of a scenario: the faults that were chosen, and all messages."""
 
     left_out: frozenset[int]
     chosen: list[Fault]
@@ -88,11 +88,11 @@ def _check_equal(seed: int, one: Recorded, other: Recorded) -> None:
     messages = [[*chain.from_iterable(run.traces)] for run in (one, other)]
     for number, (first, second) in enumerate(zip_longest(*messages)):
         if first != second:
-            one_tells, other_tells = map(Teller, messages)
-            told = f"\n    {one_tells(first, other=second)}\n    {other_tells(second, other=first)}"
+            text_of, other_text = map(MessageTexts, messages)
+            texts = f"\n    {text_of(first, other=second)}\n    {other_text(second, other=first)}"
             raise S4Error(
                 f"seed {seed}: two runs differ at message {number}; take the time from "
-                f"app.clock(), chance from a Random with a seed, and start no threads:{told}"
+                f"app.clock(), chance from a Random with a seed, and start no threads:{texts}"
             )
 
 
@@ -112,14 +112,14 @@ def _shortened(
         f"check_seeds: seed {seed} fails with {len(kept)} of {len(chosen)} chosen faults:{lines}"
     )
     messages = [*chain.from_iterable(run.traces)]
-    tell = Teller(messages)
-    shown = "".join(f"\n    {tell(each)}" for each in messages[-_SHOWN:])
+    text = MessageTexts(messages)
+    shown = "".join(f"\n    {text(each)}" for each in messages[-_SHOWN:])
     error.add_note(f"the last of {len(messages)} messages:{shown}")
     return error
 
 
-class Teller:
-    """Tells what messages say: their events, as their types were declared in hellos."""
+class MessageTexts:
+    """Messages as text, with their events, as their types were declared in hellos."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._types: dict[int, TypeDecl] = {}
@@ -129,7 +129,7 @@ class Teller:
                     self._types |= {each.fingerprint: each for each in header.types}
 
     def __call__(self, message: Message | None, *, other: Message | None = None) -> str:
-        """What a message says; of a commit, the rows that are not in an ``other`` one."""
+        """The message as text; of a commit, the rows that are not in an ``other`` one."""
         if message is None:
             return "nothing"
         at, sender, receiver, _ = message
@@ -137,12 +137,12 @@ class Teller:
         if rows:
             *_, app, _, task, _, _ = unquote(receiver).split("/")
             alike = [] if other is None else _rows(other)
-            told = "; ".join(_told_row(row) for row in sorted(rows) if row not in alike)
-            return f"{at:.6f} {sender} commits {task} of {app}: {_short(told)}"
-        said = "; ".join(self._told(*each) for each in _frames(message))
+            texts = "; ".join(_row_text(row) for row in sorted(rows) if row not in alike)
+            return f"{at:.6f} {sender} commits {task} of {app}: {_short(texts)}"
+        said = "; ".join(self._texts(*each) for each in _frames(message))
         return f"{at:.6f} {sender} to {receiver}: {_short(said)}"
 
-    def _told(self, header: wire.Header, body: memoryview) -> str:
+    def _texts(self, header: wire.Header, body: memoryview) -> str:
         stream = getattr(header, "stream", "")
         if isinstance(header, wire.Data):
             kinds = [each.fingerprint for each in header.sections]
@@ -182,7 +182,7 @@ def _rows(message: Message) -> list[Row]:
     return entry.rows if isinstance(entry, remote_log.Commit) else []
 
 
-def _told_row(row: Row) -> str:
+def _row_text(row: Row) -> str:
     key, value = _readable(row[0][PREFIX_BYTES:]), row[1]
     return f"{key} = {None if value is None else _plain(value)!r}"
 
