@@ -13,6 +13,7 @@ import os
 import pickle
 import pkgutil
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -21,7 +22,7 @@ import sys
 import threading
 from contextlib import nullcontext, suppress
 from importlib import import_module
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import trio
 
@@ -39,15 +40,14 @@ class Request(NamedTuple):
     own_session: bool
 
 
-class Forked:
-    """A process as :class:`trio.Process` has it, but for its class."""
+class Fork:
+    """What both kinds of forks have of a process."""
 
-    def __init__(self, pid: int, status: int, pipes: list[int]) -> None:
+    def __init__(self, pid: int, status: int) -> None:
+        os.set_blocking(status, False)
         self.pid = pid
-        self.stdin, self.stdout, self.stderr = map(trio.lowlevel.FdStream, pipes)
         self._status = os.fdopen(status, "rb", buffering=0)
         self._code: int | None = None
-        self._lock = trio.Lock()
 
     @property
     def returncode(self) -> int | None:
@@ -55,12 +55,6 @@ class Forked:
             self._status.close()
             self._code = int(said)
         return self._code
-
-    async def wait(self) -> int:
-        async with self._lock:
-            while (code := self.returncode) is None:
-                await trio.lowlevel.wait_readable(self._status)
-        return code
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
@@ -72,6 +66,38 @@ class Forked:
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
+
+
+class Forked(Fork):
+    """A process as :class:`trio.Process` has it, but for its class."""
+
+    def __init__(self, pid: int, status: int, pipes: list[int]) -> None:
+        super().__init__(pid, status)
+        self.stdin, self.stdout, self.stderr = map(trio.lowlevel.FdStream, pipes)
+        self._lock = trio.Lock()
+
+    async def wait(self) -> int:
+        async with self._lock:
+            while (code := self.returncode) is None:
+                await trio.lowlevel.wait_readable(self._status)
+        return code
+
+
+class SyncForked(Fork):
+    """A process as :class:`subprocess.Popen` has it, with a pipe for its output."""
+
+    def __init__(self, pid: int, status: int, output: int) -> None:
+        super().__init__(pid, status)
+        self.stdout = os.fdopen(output, "rb")
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        while (code := self.returncode) is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return code
 
 
 class ForkServer:
@@ -109,8 +135,17 @@ class ForkServer:
             for each in ours:
                 os.close(each)
             return None
-        os.set_blocking(ours[STREAMS], False)
         return Forked(pid, ours[STREAMS], ours[:STREAMS])
+
+    def fork_sync(self, request: Request, stderr: IO[bytes]) -> SyncForked:
+        """A fork with nothing to read, and a pipe for its output."""
+        (output, stdout), (ended, status) = os.pipe(), os.pipe()
+        with open(os.devnull) as nothing:  # noqa: PTH123
+            pid = self._ask(request, [nothing.fileno(), stdout, stderr.fileno(), status])
+        for each in (stdout, status):
+            os.close(each)
+        assert pid is not None, "Python would begin in another way"
+        return SyncForked(pid, ended, output)
 
     def _ask(self, request: Request, descriptors: list[int]) -> int | None:
         with self._lock:

@@ -28,7 +28,6 @@ import msgspec
 import pynng
 import pytest
 import trio
-from forkserver import Request, forks
 
 from s4node.config.config import Config
 from s4node.errors import leaves
@@ -228,6 +227,8 @@ async def _started(
     own_session: bool = False,
 ) -> Any:
     """A process with pipes; a fork of the server's if that makes no difference."""
+    from forkserver import Request, forks  # jobs of Spark import this module, and find no such one
+
     _, option, module, *arguments = command
     copies = ">" in env.get("S4_FAULT", "")  # of processes that begin with it in their environment
     if option == "-m" and limits is None and not copies:

@@ -53,10 +53,12 @@ class Node:
         self.folder = folder
         self.address = f"tcp://{host}:{free_port()}"
         self._inside = inside
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Any = None
         self.settings: dict[str, str] = {}
 
     def start(self, fault: str = "", limits: Callable[[], None] | None = None) -> None:
+        from forkserver import Request, forks  # jobs of Spark import this module, too
+
         self.stop()
         given = {
             "s4.log.folder": str(self.folder / "log"),
@@ -64,21 +66,24 @@ class Node:
             "s4.logger_format": "json",
             **self.settings,
         }
-        command = [sys.executable, "-m", "s4node", "node", "demo", "--json", "--folder"]
-        command += [str(self.folder / "cluster")]
+        arguments = ["node", "demo", "--json", "--folder", str(self.folder / "cluster")]
         for name, value in given.items():
-            command += ["-p", f"{name}={value}"]
-        if self._inside is not None:
-            command = self._inside(*command)
+            arguments += ["-p", f"{name}={value}"]
+        env = environment(S4_FAULT=fault)
         with (self.folder / "stderr").open("ab") as stderr:
-            self.process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=environment(S4_FAULT=fault),
-                preexec_fn=limits,
-            )
+            if self._inside is None and limits is None:
+                request = Request("s4node", arguments, str(self.folder), env, own_session=False)
+                self.process = forks.fork_sync(request, stderr)
+            else:
+                command = [sys.executable, "-m", "s4node", *arguments]
+                self.process = subprocess.Popen(
+                    self._inside(*command) if self._inside else command,
+                    cwd=self.folder,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=env,
+                    preexec_fn=limits,
+                )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if fault and not line:  # it completes at its start what was decided before

@@ -44,8 +44,8 @@ async def test_messages_that_cannot_be_written_change_nothing_else(
     ("command", "messages"),
     [
         (("run", "hello.py"), ""),
-        (("run", "hello.py"), "2>&-"),
-        (("run", "hello.py"), "2>/dev/full"),
+        pytest.param(("run", "hello.py"), "2>&-", marks=pytest.mark.long),
+        pytest.param(("run", "hello.py"), "2>/dev/full", marks=pytest.mark.long),
         (("run", "hello.py", "--nodes", "2"), "2>/dev/full"),
         (("node", "shop"), "2>&-"),
     ],
@@ -77,11 +77,11 @@ async def test_a_server_whose_output_is_closed_goes_on_and_stops_in_order(
 @pytest.mark.parametrize(
     "command",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         ("--help",),
-        ("--version",),
+        pytest.param(("--version",), marks=pytest.mark.long),
         ("graph", "hello.py"),
-        ("config", "default"),
+        pytest.param(("config", "default"), marks=pytest.mark.long),
     ],
 )
 async def test_closed_and_unwritable_output_counts_as_no_output(

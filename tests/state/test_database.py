@@ -23,14 +23,14 @@ PIECES = 3
     ("fault", "life"),
     [
         ("pieces.prepared", None),
-        ("pieces.count", b"1"),
+        pytest.param("pieces.count", b"1", marks=pytest.mark.long),
         ("pieces.piece:2", b"1"),
-        ("pieces.done", b"1"),
+        pytest.param("pieces.done", b"1", marks=pytest.mark.long),
         ("pieces.prepared:2", b"1"),
-        ("pieces.count:2", b"2"),
-        (f"pieces.piece:{PIECES + 1}", b"2"),
+        pytest.param("pieces.count:2", b"2", marks=pytest.mark.long),
+        pytest.param(f"pieces.piece:{PIECES + 1}", b"2", marks=pytest.mark.long),
         (f"pieces.piece:{2 * PIECES}", b"2"),
-        ("pieces.done:2", b"2"),
+        pytest.param("pieces.done:2", b"2", marks=pytest.mark.long),
     ],
 )
 def test_a_commit_of_many_rows_is_whole_or_nothing_wherever_its_process_dies(

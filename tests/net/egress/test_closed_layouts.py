@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lanes import TICK, Tick, headers_of
+from seeds_of_the_day import every_fourth
 
 from s4node.net.egress.outbox import Outbox
 from s4node.net.wire import frame as wire
@@ -18,7 +19,7 @@ SIZES = (1, 2, 3, 4, 5, 8)
 
 
 @pytest.mark.parametrize("key", ["user", None], ids=["keyed", "round robin"])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", every_fourth(4))
 def test_each_event_counts_once_whatever_layouts_end_and_whichever_life_sends_again(
     block: int, key: str | None
 ) -> None:

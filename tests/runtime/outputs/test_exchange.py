@@ -128,7 +128,14 @@ async def test_a_member_that_wakes_up_after_others_took_over_counts_nothing_twic
         await it.check()
 
 
-@pytest.mark.parametrize("point", ["outbox.release", "outbox.released", "outbox.settled"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("outbox.release", marks=pytest.mark.long),
+        "outbox.released",
+        pytest.param("outbox.settled", marks=pytest.mark.long),
+    ],
+)
 async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
     tmp_path: Path, point: str
 ) -> None:

@@ -565,7 +565,7 @@ class Crash(Exception):  # noqa: N818 - it is none of ours
     """Ends a container at once."""
 
 
-@pytest.mark.parametrize("async_commit", ["false", "true"])
+@pytest.mark.parametrize("async_commit", ["false", pytest.param("true", marks=pytest.mark.long)])
 @every_mode
 async def test_at_whatever_moment_it_crashes_only_what_was_processed_is_committed(
     system: MemorySystem, settings: dict[str, str], mode: str, async_commit: str
