@@ -515,14 +515,20 @@ def test_every_library_is_declared_or_comes_with_python() -> None:
 # --- the page and the apps -----------------------------------------------------------------------
 
 
-def test_every_module_has_its_place_in_the_page_about_the_architecture() -> None:
+def test_every_room_has_its_place_in_the_page_about_the_architecture() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page[page.index("## Rooms") : page.index("`tests/test_layers.py` parses")]
-    named = set(re.findall(r"`([a-z_0-9.]+)/?`", table))
-    of_one_noun = {"cli", "__main__"}  # what people start: a file a command
-    modules = [module for module in INNER if room(module) not in of_one_noun]
-    assert {module.rpartition(".")[2] for module in modules} - named == set()
-    assert {room(module) for module in INNER} - named == set()
+    drawn = page[page.index("## Rooms") : page.index("`tests/test_layers.py` parses")]
+    named = set(re.findall(r"[a-z_]+", drawn[drawn.index("```") :]))
+    assert {name.split(".")[0] for name in ROOMS} - named == set()
+
+
+def test_every_room_says_with_which_of_its_modules_to_begin() -> None:
+    for face in sorted(FACES - {""}):
+        text = ast.get_docstring(ast.parse(MODULES[face].read_text(encoding="utf-8"))) or ""
+        begin = text[text.index("Begin with") :]
+        named = re.findall(r"``([a-z_0-9.]+)``", begin)
+        mine = [module for module in MODULES if module.startswith(f"{face}.")]
+        assert {*mine, *(module.removeprefix(f"{face}.") for module in mine)} & set(named), begin
 
 
 def public_names() -> set[str]:

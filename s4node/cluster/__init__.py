@@ -7,5 +7,5 @@ It may touch ``net``, ``events``, ``config``, ``logger`` and ``errors``, and the
 sockets, files, clocks and trio. It knows neither apps nor tasks: it starts processes, and other
 rooms run in them.
 
-Begin with ``coordination.contract``, which everything else in a cluster builds on.
+Begin with ``tree.contract``, which everything else in a cluster builds on.
 """
