@@ -144,7 +144,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "trim",
         trim,
-        "delete the oldest events of a stream, in whole frames, so a few may stay",
+        "delete the oldest events of a stream; only whole frames, so a few more may stay",
         "s4 log trim clicks --older-than-ms 3600000",
     )
     trimmed.add_argument("stream", type=utf8, metavar="NAME")

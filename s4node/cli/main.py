@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "rollback": Command(
         "s4node.cli.deploy:rollback_arguments",
-        "go back to an app's former version, and to its state before the present one",
+        "go back to the version of an app before this one, and to its state then",
         "s4 rollback flights --cluster flights --outputs again --accept-loss",
     ),
     "drain": Command(

@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "import",
         import_,
-        "have a savepoint that was exported, here or on another machine",
+        "add a savepoint that was exported, here or on another machine",
         "s4 savepoint import clicks clicks.tar",
     )
     for action in (taken, listed, shown, removed, exported, imported):

@@ -26,7 +26,7 @@ def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         actions,
         "skip",
         skip,
-        "skip an event at which the app's processes die, from the next start on",
+        "from the next start on, skip an event that kills the app's processes",
         "s4 dead-letter skip clicks 'Partition 0/log.clicks[0]:17'",
     )
     app_argument(parser)
