@@ -70,13 +70,15 @@ GONE = frozenset(
 
 
 class Arrived(NamedTuple):
-    """Records from the offset ``first`` to before ``end``; ``error`` is what follows them."""
+    """Records from the offset ``first`` to before ``end``, of a partition that was known to end at
+    ``upcoming`` when they were fetched."""
 
     first: int
     end: int
     records: Records
     weight: int
     created_ms: int
+    upcoming: int
 
 
 class KafkaConsumer:
@@ -132,6 +134,7 @@ class KafkaConsumer:
     def _step(self) -> float | None:
         try:
             if self._over:
+                self._soon([(each, None, each.closed()) for each in self._readers.values()])
                 if self._consumer is not None:
                     self._consumer.close()
                 return None
@@ -178,6 +181,7 @@ class KafkaConsumer:
         return True
 
     def _deliver(self, messages: Sequence[Any]) -> None:
+        assert self._consumer is not None
         found: list[_Delivery] = []
         for key, group in groupby(messages, _key_of):  # mostly long runs of one partition
             reader = self._readers.get(key)
@@ -187,7 +191,9 @@ class KafkaConsumer:
                 if errors:
                     run = [each for each in run if each.error() is None]
                 if run:
-                    found.append((reader, reader.taken(run), None))
+                    place = TopicPartition(*key)
+                    _, upcoming = self._consumer.get_watermark_offsets(place, cached=True)
+                    found.append((reader, reader.taken(run, upcoming), None))
                 found += [(reader, each.offset(), each.error()) for each in errors]
         self._soon(found)
 
@@ -289,8 +295,12 @@ class KafkaReader:
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
         self._consumer.remove(self)
-        self.end_by(StageClosed(f"the reader of {self.ssp} is closed; open another one"))
+        self.end_by(self.closed())
         self._arrived.clear()
+
+    def closed(self) -> StageClosed:
+        """The error of a reader that has ended."""
+        return StageClosed(f"the reader of {self.ssp} is closed; open another one")
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -303,7 +313,7 @@ class KafkaReader:
             or self._bytes - self._bytes_taken >= WINDOW_BYTES // share
         )
 
-    def taken(self, messages: Sequence[Any]) -> Arrived:
+    def taken(self, messages: Sequence[Any], upcoming: int) -> Arrived:
         """Take over records; ``arrive`` completes where they begin."""
         form = self._form
         values = [message.value() for message in messages]
@@ -319,7 +329,7 @@ class KafkaReader:
         self._events += len(values)
         self._bytes += weight
         created = messages[0].timestamp()[1]
-        return Arrived(offsets[0], offsets[-1] + 1, records, weight, created)
+        return Arrived(offsets[0], offsets[-1] + 1, records, weight, created, upcoming)
 
     # -- what has come -------------------------------------------------------------------------
 
@@ -331,7 +341,7 @@ class KafkaReader:
             arrived = _before(arrived, last)
         self._arrived.append(arrived._replace(first=self._next))
         self._next = arrived.end
-        self._end = max(self._end, self._next)
+        self._end = max(self._end, self._next, arrived.upcoming)
         self._news.unpark_all()
 
     def fail(
@@ -341,7 +351,7 @@ class KafkaReader:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if offset > self._next:  # behind the last record there may be ends of transactions
-                self.arrive(Arrived(self._next, offset, Records((), ()), 0, 0))
+                self.arrive(Arrived(self._next, offset, Records((), ()), 0, 0, offset))
             self._end = self._next
             return
         if code in _LOST:
