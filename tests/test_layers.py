@@ -106,7 +106,7 @@ PURE_MODULES = {
     "net.certificates": "identity",
     "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
-        "closed_layouts forwarder frame_builder lane outbox outbox_rows own_events refusal routes "
+        "closed_layouts forwarding frame_builder lane outbox outbox_rows own_events refusal routes "
         "spill staged_outbox stream_types subscriber transactional_outbox"
     ),
     "net.ingress": (

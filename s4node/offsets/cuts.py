@@ -126,3 +126,13 @@ class Cuts:
         if number:
             self._made[partition] = number
         return number
+
+
+class _NoCuts(Cuts):
+    """The cuts of another job's tasks, whose numbers are none of ours."""
+
+    def request(self, partition: int, number: int) -> bool:  # noqa: ARG002
+        return False
+
+
+NO_CUTS = _NoCuts()

@@ -1,7 +1,8 @@
 """The sending side: events wait, are numbered and sent, and stay until they are acknowledged.
 
 ``outbox`` is a producer's side of one stream, with a ``lane`` for each partition; ``routes`` says
-where lanes lead. ``staged_outbox``, ``transactional_outbox`` and ``forwarder`` are kinds of outbox.
+where lanes lead. ``staged_outbox`` and ``transactional_outbox`` are kinds of outbox; ``forwarding``
+settles events of producers.
 ``link`` is one connection; ``emitter`` has the links to one cluster. ``spill`` holds overflow.
 
 It may touch ``net.transport``, ``net.wire``, ``stages``, ``state`` (rows only), ``events``,

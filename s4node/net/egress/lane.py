@@ -17,11 +17,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from s4node.errors import EventError
 from s4node.events.event_time import TimeRule, far_ahead
 from s4node.events.schema import EventType, JsonType
+from s4node.net.egress.refusal import Refusal
 from s4node.net.transport.number_ranges import NumberRanges
 from s4node.net.wire import frame as wire
 
@@ -178,6 +179,25 @@ class Lane:
         assert self.start <= self.upto <= self.next_number
         self.excepted.validate()
         assert not self.senders or sum(n for _, n in self.senders) == len(self.pending)
+
+
+class Settlement(Protocol):
+    """What is done with the events of an outbox that have their verdict."""
+
+    def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
+        """Take settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
+
+    def takes(self, refusal: Refusal) -> bool:
+        """Return True if refused or unsendable events are dealt with, else the caller has to."""
+
+
+class Forget:
+    """Nothing is done with them."""
+
+    def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None: ...
+
+    def takes(self, refusal: Refusal) -> bool:  # noqa: ARG002
+        return False
 
 
 _SET_BACK_MS = 3_600_000

@@ -19,7 +19,8 @@ Rules
 - Frames without a verdict take at most ``WINDOW_BYTES``; further events wait unencoded. Callers
   check ``pending_bytes``, an estimate from one in some hundred events.
 - Frames are released when they are made, so they may leave at once. A TransactionalOutbox is the
-  same queue with another release: a commit.
+  same queue with another release: a commit. The settlement of an outbox says what is done with
+  events that have their verdict.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from s4node.net.egress.closed_layouts import (
     unsettled_events,
 )
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
-from s4node.net.egress.lane import Lane, LatestTime, OutgoingFrame
+from s4node.net.egress.lane import Forget, Lane, LatestTime, OutgoingFrame, Settlement
 from s4node.net.egress.refusal import Refusal, Refusals
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.transport.linger import Sendable
@@ -93,18 +94,18 @@ class Outbox:
     ) -> None:
         self.stream = stream
         self.producer = producer
+        self.settlement: Settlement = Forget()
         self.types = StreamTypes(stream, types, checked=checked)
         self.refusals = Refusals(stream)
         self.builder = FrameBuilder(stream, producer, self.types, max_frame_events, max_frame_bytes)
         self.weight = 0.0  # approximate bytes of a waiting event
         self.frame_bytes = 0  # of the frames in all lanes
         self.taken_out = 0  # events that left ``pending``, into a frame or as refusals
-        self.error = ""
+        self.error = self.routing = self._hasher = ""
         self.repartitioned = False  # the reason of the error
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
         self.latest = LatestTime(stream, by_commits=self.committed)
-        self.routing = ""
         self.layout: int | None = None  # the number of the stream's layout, if it is durable
         self.closed: list[ClosedLayout] = []  # in which an earlier life's events are counted
         self.counted_before = 0  # events of earlier lives in layouts that have ended
@@ -114,7 +115,6 @@ class Outbox:
         self._key = key
         self._router: Router | None = None
         self._rule: KeyRule | None = None
-        self._hasher = ""
         self._only: Lane | None = None
         self._why_only: OneLane | None = None  # until the warning was given
         self._incoming: list[Any] = []
@@ -203,6 +203,11 @@ class Outbox:
         self._weighed -= len(events)
         self._weigh(events)
 
+    def behind(self, partition: int) -> bool:
+        """Return True if events for a partition are still on their way."""
+        lane = self.lanes[partition]
+        return bool(lane.pending or lane.frames)
+
     def route(self) -> None:
         """Sort incoming events into the lanes."""
         if self._incoming and self.lanes:
@@ -248,13 +253,12 @@ class Outbox:
 
         ``most_bytes`` is the longest frame that the lane's owner accepts, 0 if unknown.
         """
+        out: list[bytes] = []
         if lane.cursor < len(lane.frames):
             out = lane.resend(budget)
             budget -= sum(map(len, out))
             if lane.cursor < len(lane.frames):
                 return out
-        else:
-            out = []
         if not lane.pending or not self.feeds:
             return out
         while lane.pending and budget > 0:
@@ -355,8 +359,7 @@ class Outbox:
         """Number waiting events of a lane of a layout that has ended that have been counted."""
         before = lane.next_number
         while lane.pending and lane.next_number < lane.known:
-            count = min(lane.known - lane.next_number, self.builder.max_events)
-            self._encode(lane, count, 0, 0, 0)
+            self._encode(lane, min(lane.known - lane.next_number, self.builder.max_events), 0, 0, 0)
         self._settled_before += lane.next_number - before
 
     def _placing(self, partitions: int, turn: int = 0) -> Place:
@@ -371,9 +374,8 @@ class Outbox:
         self.route()
         for lane in self.lanes:
             kept = [event for event in lane.pending if event.__class__ not in rejected]
-            for event in lane.pending:
-                if event.__class__ in rejected:
-                    self._refuse(lane, rejected[event.__class__])
+            for event in [e for e in lane.pending if e.__class__ in rejected]:
+                self._refuse(lane, rejected[event.__class__])
             self._ready_events -= len(lane.pending) - len(kept)
             lane.wait_only(kept)
 
@@ -393,24 +395,25 @@ class Outbox:
         if ruling.outcome == wire.EXPECTED:
             lane.rewind(ruling.expected)
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:  # noqa: ARG002
+    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Drop settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
         for frame in frames:
             self.frame_bytes -= len(frame.data)
+        self.settlement.settled(lane, before, frames)
 
     def _refused(self, refusal: Refusal) -> None:
         """Note events that were refused, or could not be sent."""
-        self.refusals.add(refusal)
+        note = self.refusals.count if self.settlement.takes(refusal) else self.refusals.add
+        note(refusal)
 
     def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Count refused and shed events once; a node repeats them after a reconnect."""
+        stream, at = self.stream, lane.partition
         for shed, told in ((False, ruling.exceptions), (True, ruling.shed)):
             for first, count, reason in told:
                 new = lane.excepted.add(max(first, lane.upto), min(first + count, lane.next_number))
                 for number, end in new:
-                    self._refused(
-                        Refusal(self.stream, lane.partition, number, reason, shed, end - number)
-                    )
+                    self._refused(Refusal(stream, at, number, reason, shed, end - number))
 
     def validate(self) -> None:
         """Assert the rules; for tests."""

@@ -18,7 +18,8 @@ import msgspec
 
 from s4node.errors import StateError
 from s4node.events.schema import EventType, TypeDecl, class_of
-from s4node.net.egress.lane import OutgoingFrame
+from s4node.net.egress.lane import Lane, OutgoingFrame
+from s4node.net.egress.refusal import Refusal, Unsent
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
@@ -164,7 +165,8 @@ def sort_rows(channel: str, rows: Rows) -> SavedRows:
 class ChannelRows:
     """The rows of ``channel`` in the ``changes`` of a task, for events of ``types``.
 
-    ``life`` names a channel that may be forgotten and made anew.
+    They are the settlement of its outbox. ``life`` names a channel that may be forgotten and made
+    anew. ``unsent`` events are reported with commits.
     """
 
     def __init__(self, channel: str, changes: Changes, types: StreamTypes, life: str) -> None:
@@ -172,6 +174,9 @@ class ChannelRows:
         self.changes = changes
         self.types = types
         self.life = life
+        self.unsent = Unsent()
+        self.of_commit = False  # rows are being made for the current commit
+        self.shrank = False  # a receiver has committed events since this was reset
         self.versions: dict[int, TypeDecl] = {}  # with which rows were written, by fingerprint
         self._channel = channel
         self._declared: set[int] = set()
@@ -212,6 +217,20 @@ class ChannelRows:
         saved = sort_rows(self._channel, rows)
         self.versions = saved.versions
         return saved
+
+    def settled(self, lane: Lane, before: int, frames: Iterable[OutgoingFrame]) -> None:
+        """Delete the rows of settled frames with the next commit."""
+        self.shrank = self.shrank or lane.upto > before
+        self.drop_frames(lane, frames)
+
+    def drop_frames(self, lane: Lane, frames: Iterable[OutgoingFrame]) -> None:
+        for frame in frames:
+            self.changes.put(self.keys.frame(lane.partition, frame.first, frame.end), None)
+
+    def takes(self, refusal: Refusal) -> bool:
+        if refusal.unsent:
+            self.unsent.add(refusal, of_commit=self.of_commit)
+        return refusal.unsent
 
     def declare(self, put: Callable[[bytes, bytes], None]) -> None:
         """Save the declarations of the types in our rows."""

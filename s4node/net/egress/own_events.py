@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from s4node.errors import EventError
 from s4node.net.egress.frame_builder import unnumbered
 from s4node.net.egress.outbox_rows import ChannelRows, SavedRows, decoder_of, read_events
-from s4node.net.egress.refusal import Refusal, Unsent
+from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
 
@@ -31,17 +31,11 @@ class Committed(Protocol):
 
 
 class OwnEvents:
-    """The events in no frame of a channel with these ``rows``, for partition ``home`` of ``app``.
+    """The events in no frame of the channel with these ``rows``, of ``app`` and task ``home``."""
 
-    Those that cannot be saved are ``unsent``.
-    """
-
-    def __init__(
-        self, app: str, home: int, rows: ChannelRows, database: Committed, unsent: Unsent
-    ) -> None:
+    def __init__(self, app: str, home: int, rows: ChannelRows, database: Committed) -> None:
         self._home = home
         self._rows = rows
-        self._unsent = unsent
         self._spilled = _SpillRows(rows, database)
         self.spill = Spill(app, rows.types, self._spilled)
         self._events: list[Any] = []  # of the current commit
@@ -69,7 +63,7 @@ class OwnEvents:
         for data in _encoded(share, rows.types):
             if isinstance(data, EventError):
                 stream = rows.types.stream
-                self._unsent.add_own(Refusal(stream, -1, -1, str(data), unsent=True))
+                rows.unsent.add_own(Refusal(stream, -1, -1, str(data), unsent=True))
                 continue
             rows.changes.add(rows.keys.own_row(self._at), data)
             self._at += 1

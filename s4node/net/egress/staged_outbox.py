@@ -74,8 +74,7 @@ class StagedOutbox(Outbox):
 
     def behind(self, partition: int) -> bool:
         """Return True if events for a partition are still on their way."""
-        lane = self.lanes[partition]
-        return bool(lane.pending or lane.frames or self._staged[partition])
+        return bool(super().behind(partition) or self._staged[partition])
 
     @property
     def full(self) -> bool:

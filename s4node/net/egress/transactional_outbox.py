@@ -29,7 +29,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from s4node.net.egress.closed_layouts import last_ruling, told_closings
-from s4node.net.egress.lane import Lane, OutgoingFrame
+from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import (
     ChannelRows,
@@ -39,8 +39,9 @@ from s4node.net.egress.outbox_rows import (
     number_row,
     read_events,
 )
-from s4node.net.egress.refusal import Refusal, Unsent
+from s4node.net.egress.refusal import Refusal
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import NO_CUTS, Cuts
 from s4node.offsets.producer_offsets import Closing
 from s4node.state.rows import Changes
 
@@ -50,8 +51,8 @@ class TransactionalOutbox(Outbox):
 
     ``partitions`` is the stream's number of partitions, 0 if the consumer will tell it. ``clock``
     gives Unix time in ms. ``life`` names an outbox that may be forgotten and made anew. Tasks that
-    put on the stream are held from ``bound`` unacknowledged bytes on. ``ask_for_cut(number)``
-    returns False if the task has made that cut.
+    put on the stream are held from ``bound`` unacknowledged bytes on. ``cuts`` are those of the
+    tasks, ours is that of partition ``home``.
     """
 
     committed = True
@@ -67,13 +68,12 @@ class TransactionalOutbox(Outbox):
         bound: int = wire.WINDOW_BYTES,
         clock: Callable[[], int] = lambda: 0,
         life: str = "",
-        ask_for_cut: Callable[[int], bool] = lambda _: False,
+        home: int = 0,
+        cuts: Cuts = NO_CUTS,
         **options: Any,
     ) -> None:
         super().__init__(stream, producer, **options)
-        self.settled = False  # a receiver has committed events since this was reset
-        self.unsent = Unsent()
-        self.rows = ChannelRows(name, changes, self.types, life)
+        self.settlement = self.rows = ChannelRows(name, changes, self.types, life)
         self._keys = self.rows.keys
         self._bound = bound
         self._clock = clock
@@ -85,23 +85,13 @@ class TransactionalOutbox(Outbox):
         self._learned: tuple[int, str, int | None] | None = None
         self._ended = Closing(())  # of the layout of our lanes
         self._savepoint = 0
-        self._ask_for_cut = ask_for_cut
+        self._cuts = cuts
+        self._home = home
         self._ahead: dict[int, int] = {}  # lanes whose owners are ahead of our cut, by number
         self._settles: dict[int, int] = {}  # where those are settled after our cut
-        self._cuts_commit = False  # frames are being made for the current commit
+        self._bear_cut()
         if partitions:
             self.open_lanes(partitions, wire.ROUTED)
-
-    @property
-    def cut(self) -> int:
-        """The number of the task's last cut, which new frames bear; 0 before the first."""
-        return self._savepoint
-
-    @cut.setter
-    def cut(self, number: int) -> None:
-        if number != self._savepoint:
-            self._savepoint = number
-            self.builder.headers = {wire.SAVEPOINT: number} if number else {}
 
     # -- putting -----------------------------------------------------------------------------
 
@@ -175,7 +165,8 @@ class TransactionalOutbox(Outbox):
                 if learned != self._learned:
                     self._learned = learned
                     self.rows.changes.put(self._keys.lanes, lanes_row(*learned))
-        self.unsent.begin_commit()
+        self._bear_cut()
+        self.rows.unsent.begin_commit()
         self.latest.begin_commit(self._clock() / 1000)
         self.leaving = {at: self.lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
@@ -189,11 +180,18 @@ class TransactionalOutbox(Outbox):
             return True
         return False
 
+    def _bear_cut(self) -> None:
+        """Have new frames bear the number of the task's last cut, if there is one."""
+        number = self._cuts.made(self._home)
+        if number != self._savepoint:
+            self._savepoint = number
+            self.builder.headers = {wire.SAVEPOINT: number}
+
     def end_commit(self, *, written: bool) -> None:
         """End a commit: release its frames if it was written."""
         self._settle_after_cut()
         leaving, self.leaving = self.leaving, {}
-        self.unsent.end_commit(written=written)
+        self.rows.unsent.end_commit(written=written)
         if not written:
             self._cut_since |= leaving.keys()
             self._taken.clear()
@@ -206,20 +204,13 @@ class TransactionalOutbox(Outbox):
     def take_refusals(self) -> list[Refusal]:
         """The events that receivers refused since the last call, and unsendable ones to report."""
         refused = self.refusals.drain() if self.refusals.waiting else []
-        return refused + self.unsent.drain()
-
-    def _refused(self, refusal: Refusal) -> None:
-        if refusal.unsent:
-            self.refusals.count(refusal)
-            self.unsent.add(refusal, of_commit=self._cuts_commit)
-        else:
-            super()._refused(refusal)
+        return refused + self.rows.unsent.drain()
 
     def _cut(self, lane: Lane, count: int, *, of_commit: bool = False) -> None:
         """Make frames of the next ``count`` waiting events of a lane."""
         put = self.rows.changes.add if of_commit else self.rows.changes.put
         at = lane.partition
-        self._cuts_commit = of_commit
+        self.rows.of_commit = of_commit
         while count > 0:
             before = len(lane.pending)
             data = self._encode(lane, min(count, self.builder.max_events), self._clock(), 0, 0)
@@ -228,7 +219,7 @@ class TransactionalOutbox(Outbox):
                 lane.cursor -= 1  # it has not left
                 frame = lane.frames[-1]
                 put(self._keys.frame(at, frame.first, frame.end), data)
-        self._cuts_commit = False
+        self.rows.of_commit = False
         self.rows.declare(put)
         put(self._keys.next_number(at), number_row(lane.next_number))
         if of_commit:
@@ -261,7 +252,7 @@ class TransactionalOutbox(Outbox):
     def take_cuts(self, cuts: Mapping[int, int]) -> None:
         """Take the cuts of owners, by partition; if ours is older, request one."""
         for partition, number in cuts.items():
-            if 0 <= partition < len(self.lanes) and self._ask_for_cut(number):
+            if 0 <= partition < len(self.lanes) and self._cuts.request(self._home, number):
                 self._ahead[partition] = number
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
@@ -277,7 +268,8 @@ class TransactionalOutbox(Outbox):
 
     def _settle_after_cut(self) -> None:
         """Settle the events that waited for our cut, if it has begun."""
-        for at in [at for at, number in self._ahead.items() if not self._ask_for_cut(number)]:
+        request = self._cuts.request
+        for at in [at for at, number in self._ahead.items() if not request(self._home, number)]:
             del self._ahead[at]
             lane, before = self.lanes[at], self.lanes[at].upto
             upto = min(self._settles.pop(at, before), lane.next_number, lane.released)
@@ -307,16 +299,6 @@ class TransactionalOutbox(Outbox):
             f"newer state, or begin anew without state"
         )
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
-        super()._settled(lane, before, frames)
-        self.settled = self.settled or lane.upto > before
-        self._forget(lane, frames)
-
-    def _forget(self, lane: Lane, frames: Sequence[OutgoingFrame]) -> None:
-        """Delete the rows of settled frames with the next commit."""
-        for frame in frames:
-            self.rows.changes.put(self._keys.frame(lane.partition, frame.first, frame.end), None)
-
     # -- after a restart ---------------------------------------------------------------------
 
     def restore(self, saved: SavedRows) -> None:
@@ -330,13 +312,13 @@ class TransactionalOutbox(Outbox):
 
     def roll_back(self, saved: SavedRows) -> None:
         """Roll back to the committed rows."""
-        self.unsent.roll_back()
+        self.rows.unsent.roll_back()
         self.drop_pending()
         for lane in self.lanes:
             for frame in lane.cut_back():
                 self.frame_bytes -= len(frame.data)
             written = saved.frames[lane.partition]
-            self._forget(lane, [frame for frame in written if frame.end <= lane.upto])
+            self.rows.drop_frames(lane, [frame for frame in written if frame.end <= lane.upto])
         for each in (self._taken, self._cut_since, self.leaving):
             each.clear()
         self._saved = 0

@@ -55,7 +55,7 @@ from s4node.net.egress.spill import Spill
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.producer_lane import AT_ONCE, Effects
 from s4node.net.wire import frame as wire
-from s4node.offsets.cuts import Cuts
+from s4node.offsets.cuts import NO_CUTS, Cuts
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.channels import (
@@ -187,7 +187,7 @@ class Exchange(FastExchange):
         """Close the part of a task that another container takes over from its last commit."""
         side = self._sides.pop(task.partition)
         for name, channel in side.channels.items():
-            channel.outbox.unsent.tell_lost()
+            channel.outbox.rows.unsent.tell_lost()
             self._tell(channel)
             self._close(side, name, channel)
 
@@ -237,7 +237,8 @@ class Exchange(FastExchange):
             bound=task_state.CHANGES_BYTES,
             clock=now_ms,
             life=life,
-            ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
+            home=task.partition,
+            cuts=NO_CUTS if consumer else self._cuts,
             **outbox_options(self._app.streams[stream], self._config, saved=True),
         )
         headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
@@ -246,9 +247,7 @@ class Exchange(FastExchange):
         emitter = self.emitter
         if consumer:
             emitter = self._outputs.senders[stream].emitters[consumer]
-        if not consumer:
-            outbox.cut = self._cuts.made(task.partition)
-        own = OwnEvents(self._app.name, task.partition, outbox.rows, state.database, outbox.unsent)
+        own = OwnEvents(self._app.name, task.partition, outbox.rows, state.database)
         channel = side.channels[name] = Channel(outbox, own, routes, emitter)
         saved = outbox.rows.restore(rows)
         outbox.restore(saved)
@@ -354,8 +353,8 @@ class Exchange(FastExchange):
                 self._replace_channels(side)
         for channel in self._all():
             outbox = channel.outbox
-            if outbox.settled:
-                outbox.settled = False
+            if outbox.rows.shrank:
+                outbox.rows.shrank = False
                 passing("outbox.settled")
             self._tell(channel)
             if outbox.error and not outbox.repartitioned:
@@ -439,8 +438,6 @@ class Exchange(FastExchange):
                 channel.outbox.latest.coming = time
                 channel.outbox.latest.coming_idle = stream in task.processor.times.puts.idle
         for stream, channel in side.channels.items():
-            if channel.emitter is self.emitter:
-                channel.outbox.cut = self._cuts.made(task.partition)
             channel.outbox.begin_commit()
             channel.own.begin_commit([*own.get(stream, ()), *channel.outbox.unrouted])
         side.committing = True
@@ -497,11 +494,6 @@ def _give_back(side: Side, name: str, channel: Channel, saved: SavedRows) -> Non
     elif own:
         side.left[name] = own
         side.own_rows = True
-
-
-def _other_job(_: int) -> bool:
-    """Ask for no cut: answers of another app's tasks have no number of ours."""
-    return False
 
 
 def _moved(task: Task) -> int:

@@ -29,7 +29,7 @@ class FastExchange:
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:  # noqa: ARG002
         sender = self._outputs.senders[stream]
         sender.extend(events)
-        if sender.holds:
+        if sender.was_full and sender.holds:
             self._pipeline.watch(stream, "sender", sender)
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None: ...

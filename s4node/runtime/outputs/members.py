@@ -25,7 +25,8 @@ from s4node.errors import S4Error
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.forwarder import Forwarder, PassedOn
+from s4node.net.egress.forwarding import PassedOn, Receipts
+from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.staged_outbox import StagedOutbox
 from s4node.net.wire import frame as wire
@@ -77,8 +78,8 @@ class Members:
     ) -> None:
         self.emitter = emitter
         self.outboxes: dict[str, StagedOutbox] = {}
-        self._forwarders: dict[str, Forwarder] = {}
-        self._routed: list[tuple[StagedOutbox | Forwarder, Routes]] = []
+        self._forwarders: dict[str, Receipts] = {}
+        self._routed: list[tuple[Outbox, Routes]] = []
         self._config = config
         self._pipeline = pipeline
         self._producer = f"{node}-{incarnation}"  # another host's container may have our name
@@ -93,11 +94,11 @@ class Members:
                 self.outboxes[stream.name] = outbox
                 self._lead(outbox)
             if isinstance(stream, InputStream):
-                carrier = Forwarder(stream.name, f"{self._producer}-{_CARRIER}", **options)
-                self._forwarders[stream.name] = carrier
+                carrier = Outbox(stream.name, f"{self._producer}-{_CARRIER}", **options)
+                self._forwarders[stream.name] = Receipts(carrier)
                 self._lead(carrier, wire.ANSWER_NOW)
 
-    def _lead(self, outbox: StagedOutbox | Forwarder, flags: int = 0) -> None:
+    def _lead(self, outbox: Outbox, flags: int = 0) -> None:
         """Route an outbox to the partitions of the other members."""
         outbox.open_lanes(self._partitions, wire.ROUTED)
         headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
@@ -119,12 +120,11 @@ class Members:
     def carries(self, stream: str, partition: int) -> bool:
         """Return True if forwarded events of producers for our partition have yet to arrive."""
         forwarder = self._forwarders.get(stream)
-        return forwarder is not None and forwarder.behind(partition)
+        return forwarder is not None and forwarder.box.behind(partition)
 
     def unsettled(self, stream: str) -> int:
         """The number of events of a stream that their owners have not acknowledged."""
-        boxes = self.outboxes.get(stream), self._forwarders.get(stream)
-        return sum(each.unsettled for each in boxes if each is not None)
+        return sum(box.unsettled for box, _ in self._routed if box.stream == stream)
 
     def forward(self, batch: EventBatch) -> None:
         """Forward a producer's batch for a partition that another member runs."""
@@ -197,10 +197,10 @@ class Members:
         """The ``sender`` stages, including the forwarded events of producers."""
         for stream, outbox in self.outboxes.items():
             told = outbox.statistics()
-            carried = self._forwarders.get(stream)
-            if carried is None:
+            if stream not in self._forwarders:
                 yield told
                 continue
+            carried = self._forwarders[stream].box
             yield replace(
                 told,
                 depth=told.depth + carried.pending,

@@ -70,7 +70,7 @@ class RemoteSender:
         self._awaited = awaited
         self._time = -math.inf  # that sources have told
         self._lot = trio.lowlevel.ParkingLot()
-        self._was_full = False
+        self.was_full = False  # and tasks or sources may wait
 
     @property
     def consumers(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class RemoteSender:
         self.sent += count - least
         self.dropped += most
         if self.full:
-            self._was_full = True
+            self.was_full = True
         return most
 
     def pump(self, now: float) -> float | None:
@@ -211,7 +211,7 @@ class RemoteSender:
         """Take events from a source once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.full or (self._awaited and not self._consumers):
-            self._was_full = True
+            self.was_full = True
             await self._lot.park()
         dropped = self.extend(events)
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -244,7 +244,7 @@ class RemoteSender:
         self._make_room()
 
     def _make_room(self) -> None:
-        if self._was_full and not self.full:
-            self._was_full = False
+        if self.was_full and not self.full:
+            self.was_full = False
             self._lot.unpark_all()
             self._nudge()

@@ -405,10 +405,10 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
     life.commit([Click(2), Click(4, object())])
-    life.outbox.unsent.tell_lost()
+    life.outbox.rows.unsent.tell_lost()
     assert [each.count for each in life.outbox.take_refusals()] == [1]
     life.commit()
-    life.outbox.unsent.tell_lost()
+    life.outbox.rows.unsent.tell_lost()
     assert life.outbox.take_refusals() == []
 
 
@@ -501,7 +501,7 @@ class Life:
             max_frame_events=frame,
             life=life,
         )
-        self.own_events = OwnEvents("counts", HOME, outbox.rows, database.rows, outbox.unsent)
+        self.own_events = OwnEvents("counts", HOME, outbox.rows, database.rows)
         saved = outbox.rows.restore(rows.get("digits", ()))
         outbox.restore(saved)
         self.own = self._give_back(saved)

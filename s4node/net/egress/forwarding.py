@@ -1,4 +1,4 @@
-"""The forwarder: an outbox for events that came to the wrong node of a cluster. Pure.
+"""Forwarding: the settlement of events that came to the wrong node of a cluster. Pure.
 
 Rules
 - A producer's frame is done once the owner has acknowledged all of its events, so nothing is
@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,42 +41,37 @@ class PassedOn(NamedTuple):
     shed: int = 0
 
 
-class Forwarder(Outbox):
-    """Forwards events of one stream from this node to the others of its cluster."""
+class Receipts:
+    """Completes the batches of producers that ``box`` sends to the other nodes of a cluster."""
 
     _events = _refused_there = _shed_there = 0
 
-    def open_lanes(self, partitions: int, routing: str) -> None:
-        """Open lanes without events."""
-        super().open_lanes(partitions, routing)
-        self._carried: list[deque[_Carried]] = [deque() for _ in self.lanes]
+    def __init__(self, box: Outbox) -> None:
+        self.box = box
+        box.settlement = self
+        self._carried: defaultdict[int, deque[_Carried]] = defaultdict(deque)
 
     def forward(self, batch: EventBatch) -> None:
         """Forward a batch for a partition of another node."""
         self._events += len(batch.events)
         self._carried[batch.partition].append(_Carried(batch))
         if batch.receipt is None:
-            self.extend_lane(batch.partition, batch.events)
+            self.box.extend_lane(batch.partition, batch.events)
             return
         indices = range(len(batch.events))
         at = 0
         for sender, end in batch.receipt.senders(batch.number(0), batch.number(indices[-1]) + 1):
             until = bisect_left(indices, end, key=batch.number)
-            self.extend_lane(batch.partition, batch.events[at:until], sender)
+            self.box.extend_lane(batch.partition, batch.events[at:until], sender)
             at = until
-
-    def behind(self, partition: int) -> bool:
-        """Return True if events for a partition are still on their way."""
-        return bool(self._carried[partition])
 
     @property
     def passed_on(self) -> PassedOn:
         """The counts of forwarded events since the start."""
         return PassedOn(self._events, self._refused_there, self._shed_there)
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
+    def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:  # noqa: ARG002
         """Complete the batches of a lane's oldest events, which the owner has acknowledged."""
-        super()._settled(lane, before, frames)
         count = lane.upto - before
         waiting = self._carried[lane.partition]
         while count and waiting:
@@ -89,14 +84,13 @@ class Forwarder(Outbox):
                 if carried.batch.receipt is not None:
                     carried.batch.receipt.done()
 
-    def _refused(self, refusal: Refusal) -> None:
+    def takes(self, refusal: Refusal) -> bool:
         """Refuse events to the producer that the owner refused, or that could not be sent."""
         assert refusal.partition >= 0, "forwarded events have a lane from the beginning"
-        self.refusals.count(refusal)
-        lane = self.lanes[refusal.partition]
+        lane = self.box.lanes[refusal.partition]
         if refusal.unsent:
             self._unsent(lane, refusal.reason)
-            return
+            return True
         at, left = refusal.number - lane.upto, refusal.count
         for carried in self._carried[lane.partition]:
             size = len(carried.indices)
@@ -113,7 +107,8 @@ class Forwarder(Outbox):
             left -= max(0, min(size, at + left) - at)
             at = max(0, at - size)
             if left <= 0:
-                return
+                break
+        return True
 
     def _unsent(self, lane: Lane, reason: str) -> None:
         """Refuse and complete the lane's next event, which could not be sent."""
