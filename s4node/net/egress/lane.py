@@ -182,7 +182,7 @@ class Lane:
 
 
 class Settlement(Protocol):
-    """What is done with the events of an outbox that have their verdict."""
+    """The settlement of an outbox, for its events that have their verdict."""
 
     def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Take settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
@@ -192,7 +192,7 @@ class Settlement(Protocol):
 
 
 class Forget:
-    """Nothing is done with them."""
+    """The settlement of an outbox whose events are forgotten."""
 
     def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None: ...
 
