@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -86,6 +87,9 @@ worker: Callable[[Callable[[], float | None], str], Worker | _InlineWorker] = Wo
 many: Callable[[Callable[[Any], Any], Sequence[Any], int], list[Any]] = _many
 """Call a function for each of the values, in at most so many threads of its own at a time."""
 
+pause: Callable[[float], None] = time.sleep
+"""Let other threads go on for some seconds."""
+
 here: Callable[[], int] = threading.get_ident
 """The current thread; in a test's app, a number that no other thread has."""
 
@@ -126,18 +130,23 @@ def replaced_by_inline(
     seconds: Callable[[], float] | None = None,
 ) -> Iterator[None]:
     """Call everything inline during the block; ``seconds()`` is half of what a call takes."""
-    global run_sync, run_trio, many, here, worker
-    before: Any = run_sync, run_trio, many, here, worker
+    global run_sync, run_trio, many, here, worker, pause
+    before: Any = run_sync, run_trio, many, here, worker, pause
     other: Any = inline if seconds is None else partial(_inline_in_time, seconds)
     run_sync, run_trio, many, here, worker = other, run, _one_by_one, _inside, _InlineWorker
+    pause = _go_on
     try:
         yield
     finally:
-        run_sync, run_trio, many, here, worker = before
+        run_sync, run_trio, many, here, worker, pause = before
 
 
 def _one_by_one(function: Callable[[A], R], values: Sequence[A], _: int) -> list[R]:
     return [function(value) for value in values]
+
+
+def _go_on(_: float) -> None:
+    """There is no other thread."""
 
 
 def _inside() -> int:

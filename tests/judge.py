@@ -16,11 +16,15 @@ from typing import Any, TypeVar
 
 from s4node.state import remote_log
 from s4node.state.remote_log import Checkpoint, Claim, Commit, Entry
+from s4node.testing.cluster_test import Usage
 
 K = TypeVar("K")
 
 MOST_FILES = 100
 """The files of a task, and the objects of each of its folders at a URL, if events are few."""
+
+MOST_CONNECTIONS, MOST_TASKS = 6, 4
+"""The ends of connections between two processes, and trio's tasks for each of these."""
 
 _SHOWN = 5
 _NONE: Mapping[Any, Collection[int]] = {}
@@ -135,6 +139,17 @@ def too_many(folders: Iterable[Path], objects: Iterable[str]) -> list[str]:
             found[str(task)] = sum(1 for _ in task.rglob("*"))
     found.update(f"{path.rpartition('/')[0]} at the URL" for path in objects)
     return told("too many files", [each for each in found.items() if each[1] > MOST_FILES])
+
+
+def too_much_memory(usage: Usage, processes: int) -> list[str]:
+    """What so many processes hold in memory although nothing is to be done, however much they have
+    done: waiting events, and more connections and tasks of trio than there are pairs of them."""
+    most = MOST_CONNECTIONS * processes**2
+    found = [("connections", usage.connections, most), ("tasks", usage.tasks, MOST_TASKS * most)]
+    return [
+        *([f"{usage.waiting} events wait in memory"] if usage.waiting else []),
+        *(f"{count} {name}, and not at most {most}" for name, count, most in found if count > most),
+    ]
 
 
 def by_key(pairs: Iterable[tuple[K, int]]) -> dict[K, list[int]]:

@@ -125,6 +125,18 @@ MUTANTS = (
         "        self.expected = self.committed\n",
         "",
     ),
+    Mutant(
+        "event time forgets an absent program",
+        "runtime/event_time/timed_stream.py",
+        "NEVER if value is None else value, {**times, **read})",
+        "NEVER if value is None else value, {**read})",
+    ),
+    Mutant(
+        "a commit lacks what a failed one has shipped",
+        "state/remote_log.py",
+        "return Commit(commit.owner, commit.commit, list(rows.items()),",
+        "return Commit(commit.owner, commit.commit, commit.rows,",
+    ),
 )
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
-from judge import by_key, too_many, wrong_events, wrong_store
+from judge import by_key, too_many, too_much_memory, wrong_events, wrong_store
 
 from s4node import App, Event, OutputStream, ProcessingElement, Stream, hopping
 from s4node.errors import CheckpointError
@@ -247,7 +247,7 @@ def _run(seed: int, chance: Random, size: Size) -> ClusterTest:
             test.settle()  # or its next events may be late, where nobody knows of it yet
             if chance.random() < 0.5:
                 at = test.now + chance.uniform(0, size.seconds)
-                test.plan(Fault("kill process", "guest", at, 0))
+                test.plan(Fault("kill host", "guest", at, chance.choice([0, 1, 4])))
         test.faults(chance.choice(size.faults), seconds=size.seconds)
         if kind == "logged":
             test.faults(chance.choice([0, 1, 2]), seconds=size.seconds, hosts=["log"])
@@ -345,6 +345,7 @@ def judge_all(
     containers = [each for each in hosts.processes.values() if each.container is not None]
     if len(sessions) > 2 * len(containers):  # one of each is for savepoints
         found.append(f"sessions: {[each.name for each in sessions]}")
+    found += too_much_memory(test.usage, len(hosts.processes))
     assert not found, found
 
 

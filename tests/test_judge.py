@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from judge import wrong_events, wrong_state
+from judge import too_much_memory, wrong_events, wrong_state
+
+from s4node.testing.cluster_test import Usage
 
 ALL = {"joe": range(4)}
 
@@ -34,4 +36,14 @@ def test_state_that_differs_is_told_by_key() -> None:
         "ann is None, and not 1",
         "joe is 3, and not 2",
         "kim is 4, and not None",
+    ]
+
+
+def test_waiting_events_connections_and_tasks_that_nobody_needs_are_told() -> None:
+    usage = Usage(0, 0, 0, 0, 0, 0, tasks=100, connections=20, waiting=0)
+    assert too_much_memory(usage, 3) == []
+    assert too_much_memory(usage._replace(tasks=900, connections=73, waiting=2), 3) == [
+        "2 events wait in memory",
+        "73 connections, and not at most 54",
+        "900 tasks, and not at most 216",
     ]

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,7 +43,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from s4node import disk
+from s4node import disk, threads
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.open_files import opened
@@ -284,7 +283,7 @@ class Database:
         with self._translated():
             for at in range(0, len(rows), PIECE_ROWS):
                 if at:
-                    time.sleep(_PAUSE_SECONDS)
+                    threads.pause(_PAUSE_SECONDS)
                 self._write(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS])
 
     def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
@@ -309,7 +308,7 @@ class Database:
         starts = range(0, len(rows), PIECE_ROWS)
         size = 0
         for number, at in enumerate(starts):
-            time.sleep(_PAUSE_SECONDS)
+            threads.pause(_PAUSE_SECONDS)
             piece = zip(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS], strict=True)
             size += self._write([_piece_row(number)], [_pack(list(piece))])
         passing("pieces.prepared")
@@ -317,7 +316,7 @@ class Database:
         size += self._write([_PIECES_ROW], [_NUMBER.pack(len(starts))])
         passing("pieces.count")
         for number, at in enumerate(starts):
-            time.sleep(_PAUSE_SECONDS)
+            threads.pause(_PAUSE_SECONDS)
             size += self._write(
                 [*rows[at : at + PIECE_ROWS], _piece_row(number)],
                 [*values[at : at + PIECE_ROWS], None],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -41,6 +41,7 @@ from s4node.testing.processes import (
     is_busy,
     read_to,
     run_log,
+    waiting_in,
 )
 from s4node.testing.runtime import shared_folder
 from s4node.testing.seeds import recorded
@@ -56,7 +57,9 @@ class Usage(NamedTuple):
 
     They are the ``sessions`` of its coordination, the ``objects`` at the URL and their bytes, the
     ``files`` in the folders of its hosts and those that are open, and the ``producers`` that
-    containers know, each once for each stream and partition.
+    containers know, each once for each stream and partition. In memory it has the ``tasks`` of trio
+    in its processes, their ``connections``, and the ``waiting`` events: in stages, and on their way
+    to other tasks and apps.
     """
 
     sessions: int
@@ -65,6 +68,9 @@ class Usage(NamedTuple):
     files: int
     open_files: int
     producers: int
+    tasks: int
+    connections: int
+    waiting: int
 
 
 class ClusterTest:
@@ -300,9 +306,9 @@ class ClusterTest:
         the clock; it says what is missing, and where each task waits.
         """
         self.advance(max([0.0, *(fault.until - self.now for fault in self.planned)]))
-        self._hosts.world.pass_time(seconds, lambda: not self._missing())
+        self._hosts.world.pass_time(seconds, lambda: next(self._missing(), None) is None)
         self._raise_failure()
-        missing = self._missing()
+        missing = [*self._missing()]
         if missing:
             raise self._hosts.world.hangs(
                 f"not healthy {seconds:g} s after the last fault: {'; '.join(missing)}"
@@ -342,6 +348,9 @@ class ClusterTest:
             files=sum(1 for each in folder.rglob("*") if each.is_file()),
             open_files=sum(Path(each).is_relative_to(folder) for each in opened),
             producers=len(lanes),
+            tasks=sum(len(run.runner.tasks) for run in world.runs.all),
+            connections=world.network.connections,
+            waiting=sum(map(waiting_in, filter(None, containers))),
         )
 
     @property
@@ -384,19 +393,15 @@ class ClusterTest:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _missing(self) -> list[str]:
-        """What is not as it is in a healthy cluster."""
-        found = [
-            f"{process.name} does not run{_last(process.host)}"
-            for process in self._hosts.processes.values()
-            if not process.ready()
-        ]
+    def _missing(self) -> Iterator[str]:
+        """What is not as it is in a healthy cluster; what is quick to see comes first."""
+        for process in self._hosts.processes.values():
+            if not process.ready():
+                yield f"{process.name} does not run{_last(process.host)}"
         for program in self._programs.values():
-            found += [
-                f"{count} events to {name!r} are not committed"
-                for name, count in program.unanswered.items()
-                if count
-            ]
+            for name, count in program.unanswered.items():
+                if count:
+                    yield f"{count} events to {name!r} are not committed"
         read: dict[Place, int] = {}
         inputs: set[str] = set()
         for members, partitions in zip(self._members, self._partitions, strict=True):
@@ -411,21 +416,17 @@ class ClusterTest:
                     if task.gate.phase is Phase.RUNNING
                 )
                 if is_busy(container):
-                    found.append(f"events are on their way on {process.name}")
+                    yield f"events are on their way on {process.name}"
                 for place, offset in read_to(container).items():
                     read[place] = max(offset, read.get(place, offset))
                 inputs |= {each.name for each in replayable(container.app)}
-            found += [
-                f"partition {partition} runs on {owned[partition]} hosts"
-                for partition in range(partitions)
-                if owned[partition] != 1
-            ]
+            for partition in range(partitions):
+                if owned[partition] != 1:
+                    yield f"partition {partition} runs on {owned[partition]} hosts"
         log = self._hosts.processes[LOG].log if self._has_log else None
-        return found + [
-            f"{place} of the log is not read to {end}"
-            for place, end in ({} if log is None else ends_of(log)).items()
-            if place[0] in inputs and read.get(place, -1) < end
-        ]
+        for place, end in ({} if log is None else ends_of(log)).items():
+            if place[0] in inputs and read.get(place, -1) < end:
+                yield f"{place} of the log is not read to {end}"
 
     def _raise_failure(self) -> None:
         if self._hosts.world.failures:

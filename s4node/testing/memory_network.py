@@ -88,6 +88,11 @@ class MemoryNetwork:
             held.append((end, action))
         return held is not None
 
+    @property
+    def connections(self) -> int:
+        """The number of their ends."""
+        return len(self._ends)
+
     def seconds(self, name: str, other: str) -> float:
         """How long the next envelope takes."""
         return self.delay() * (1 if self.slow.isdisjoint((name, other)) else _SLOW)

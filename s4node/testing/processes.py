@@ -103,6 +103,14 @@ def is_busy(container: Container) -> bool:
     return not parts.loop.idle or any(each.depth for each in sent) or bool(parts.outputs.owed())
 
 
+def waiting_in(container: Container) -> int:
+    """The number of events that wait in a container, or on their way from it."""
+    replay = container.replay
+    sent = () if replay is None else replay.exchange.statistics()
+    stages = (s for task in container.tasks.values() for s in task.backlog.stages.values())
+    return sum(each.depth for each in stages) + sum(each.depth for each in sent)
+
+
 Place = tuple[str, int]
 """A stream of a log, and a partition."""
 

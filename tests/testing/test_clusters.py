@@ -217,6 +217,9 @@ def test_what_a_cluster_holds_on_to_does_not_grow_with_what_it_has_done() -> Non
         assert after.producers == before.producers
         assert after.open_files <= before.open_files + 4
         assert after.files <= before.files + 8
+        assert after.connections <= before.connections
+        assert after.tasks <= before.tasks
+        assert after.waiting == before.waiting == 0
 
 
 def test_a_fault_that_cannot_be_is_refused_when_it_is_planned() -> None:
