@@ -102,6 +102,7 @@ class KafkaSystem:
         self._consumers: list[KafkaConsumer] = []
         self._reachable = False
         self._denied: S4Error | None = None
+        self._trouble = ""  # the last error of a connection
         self._news = trio.lowlevel.ParkingLot()
 
     def _consumer_options(self) -> dict[str, Any]:
@@ -149,11 +150,15 @@ class KafkaSystem:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; raises S4Error if the brokers deny what it asks."""
         task_status.started()
+        logged = ""
         try:
             while True:
                 self._found_reachable(await self._reaches())
                 if self._denied is not None:
                     raise self._denied
+                if not self._reachable and self._trouble != logged:
+                    logged = self._trouble
+                    log.warning("no broker answers", system=self.name, reason=logged)
                 await trio.sleep(1 if self._reachable else 0.1)
         finally:
             consumers, self._consumers = self._consumers, []
@@ -171,8 +176,10 @@ class KafkaSystem:
 
     async def _reaches(self) -> bool:
         def ping(client: Consumer) -> bool:
-            client.poll(0)  # errors of connections come to on_error here
-            client.list_topics(topic="s4", timeout=1)  # one topic, which need not exist
+            try:
+                client.list_topics(topic="s4", timeout=1)  # one topic, which need not exist
+            finally:
+                client.poll(0.01)  # errors of connections come to on_error here
             return True
 
         try:
@@ -301,6 +308,8 @@ class KafkaSystem:
 
     def _on_error(self, error: KafkaError) -> None:
         """Note an error of a connection; called in the thread that polls."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # it says less than the one before
+            self._trouble = error.str()
         if error.code() in DENIED:
             self._denied = self._refusal(error)
 
