@@ -29,6 +29,15 @@ from s4node.systems.memory import MemorySystem
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "semantics.md"
+LONGEST = {
+    "test_seeds_of_the_day.py",
+    "test_clusters.py",
+    "test_stream_task_processor.py",
+    "test_progress_guarantees.py",
+    "test_attacks_of_peers.py",
+    "test_blocks.py",
+}
+"""Files that take half a minute and more; of the others, those with many slow tests do."""
 
 # a busy machine must not make a true claim look false
 hypothesis_settings.register_profile(
@@ -69,9 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have the most slow tests, so that no worker is left with one."""
+    """Begin with the files that take longest, so that no worker is left with one."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (item.path.name not in LONGEST, -slow[item.path]))
 
 
 class Slice:
