@@ -40,9 +40,9 @@ MUTANTS = (
     ),
     Mutant(
         "a duplicate is admitted after a takeover",
-        "net/ingress/durable_admission.py",
-        "lane = DurableLane(self, producer, partition, known.saved.number)",
-        "lane = DurableLane(self, producer, partition, start)",
+        "net/ingress/admission.py",
+        "        start = start if row is None else row.number\n",
+        "",
     ),
     Mutant(
         "a claim stops before the end of the log",
@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "a producer is forgotten while it is away",
-        "net/ingress/durable_admission.py",
+        "net/ingress/commit_rows.py",
         "if known.seen < now - expiry and not known.saved.own_id:",
         "if known.seen < now - expiry:",
     ),
@@ -121,9 +121,9 @@ MUTANTS = (
     ),
     Mutant(
         "a rollback does not have producers go back",
-        "net/ingress/durable_admission.py",
-        "        self.expected = self.committed\n",
-        "",
+        "net/ingress/producer_lane.py",
+        "        self.expected = number\n        self.report.asked = -1\n",
+        "        self.report.asked = -1\n",
     ),
     Mutant(
         "event time forgets an absent program",

@@ -216,7 +216,7 @@ class World:
             return
         frames = [*wire_.answers, *([wire.encode_frame(verdict)] if lanes else [])]
         wire_.answers.clear()
-        wire_.dirty = {lane: None for lane in lanes if lane.urgent}
+        wire_.dirty = {lane: None for lane in lanes if lane.report.urgent}
         if frames:
             wire_.down.append(envelope(frames))
 

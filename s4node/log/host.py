@@ -31,6 +31,7 @@ from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.producer_lane import Effects
+from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
@@ -231,16 +232,14 @@ class LogHost:
 
     def _on_hello(self, hosted: HostedStream, hello: wire.Hello, connection: Connection) -> None:
         before = hosted.admission.connection_of(hello.peer)
-        later = hosted.admission.is_later(hello)
-        old = "" if later else connection.outdated(before, hello.peer)
-        others = hosted.admission.beside(hello.peer, connection)
-        error = old or connection.refusal(hello, len(hosted.partitions), others)
-        positions: tuple[wire.Position, ...] = ()
+        error = connection.problem(hello, hosted.admission)
+        greeting = Greeting()
         headers = {**self._headers, wire.LOG: True, wire.PRODUCER: hello.peer}
         if not error:
             lost = hosted.lost(hello)
             try:
-                positions, error = hosted.hello(hello, connection, trio.current_time())
+                greeting = hosted.hello(hello, connection, trio.current_time())
+                error = greeting.error
             except LimitReached as reached:
                 error = connection.limited(str(reached))
         if not error:
@@ -253,7 +252,7 @@ class LogHost:
             hosted.told_types,
             hosted.routing,
             len(hosted.partitions),
-            positions,
+            greeting.positions,
             error,
             headers,
         )

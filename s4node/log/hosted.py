@@ -4,9 +4,7 @@ Rules
 - Admission works as for every input: numbers, credit, verdicts. A number is settled when its event
   is on disk or refused.
 - A producer that the files know resumes where they stopped: an event that it sends again is not
-  appended twice, even after restarts. A new life that sends nothing again resumes after every part
-  of its frames in any partition: if the file of its own lane was lost or is an older copy, new
-  events must not get the numbers of those parts.
+  appended twice, even after restarts.
 - If the stream has a key, a frame that was routed otherwise is split. Its parts for other
   partitions are appended first; the number of the producer's own lane advances when all parts are
   on disk. Each lane keeps its order.
@@ -40,14 +38,16 @@ from s4node.events.schema import (
     check_declared,
     size_of,
 )
-from s4node.log.log_admission import LogAdmission
+from s4node.log.log_rows import LogRows
 from s4node.log.partition.ledger import Appended, Incoming, part_name
 from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.split import Part, Splitting
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress import peer_limits
+from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import Effects, FrameReceipt, ProducerLane
+from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import runs
 from s4node.stages.executors import StageSettings
@@ -116,8 +116,9 @@ class HostedStream:
         self.grown = grown
         settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
         self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
-        self.admission = LogAdmission(
-            stream.name, self._stages, effects, queue, partitions=stream.partitions
+        self.rows = LogRows(stream.partitions)
+        self.admission = StreamAdmission(
+            stream.name, self._stages, effects, queue, roster=self.rows
         )
         self._type_bytes = types or TypeBytes()
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
@@ -159,32 +160,11 @@ class HostedStream:
 
     # -- producers ---------------------------------------------------------------------------
 
-    def hello(
-        self, hello: wire.Hello, connection: Hashable, now: float
-    ) -> tuple[tuple[wire.Position, ...], str]:
-        """Open the stream for a producer; returns where its lanes resume, or why it may not.
-
-        Raises LimitReached as ``declare``.
-        """
+    def hello(self, hello: wire.Hello, connection: Hashable, now: float) -> Greeting:
+        """Open the stream for a producer. Raises LimitReached as ``declare``."""
         error = self.admission.refusal(hello) or self.declare(hello.types)
-        if error:
-            return (), error
-        told = {position.partition: position for position in hello.positions}
-        if hello.headers.get(wire.NEW) and not told:
-            behind = self._after_parts(hello.peer)
-            told = {lane: wire.Position(lane, number) for lane, number in behind.items()}
-        starts = []
-        for each in self.partitions:
-            start = told.get(each.number)
-            if (hello.peer, each.number) not in self.admission.lanes:
-                row = each.producers.get(hello.peer)
-                start = start or wire.Position(each.number, 0)
-                number = max(start.number, 0 if row is None else row.number)
-                start = wire.Position(each.number, number, life=start.life)
-            if start is not None:
-                starts.append(start)
-        from_here = msgspec.structs.replace(hello, positions=tuple(starts))
-        return self.admission.hello(from_here, connection, now), ""
+        greeting = None if error else self.admission.greet(hello, connection, now)
+        return greeting or Greeting(error=error)
 
     def lost(self, hello: wire.Hello) -> list[tuple[int, int]]:
         """The partitions that lack events they acknowledged, each with the first lost number. Parts
@@ -207,14 +187,6 @@ class HostedStream:
                     events=position.number - number,
                 )
         return found
-
-    def _after_parts(self, producer: str) -> dict[int, int]:
-        """The number after all split frames of a producer, by the lane that they came by."""
-        behind: dict[int, int] = {}
-        for each in self.partitions:
-            for lane, number in each.parts(producer).items():
-                behind[lane] = max(behind.get(lane, 0), number)
-        return behind
 
     def declare(self, types: Sequence[TypeDecl]) -> str:
         """Learn the event types of a producer; returns why not, or an empty text.
@@ -448,7 +420,7 @@ class HostedStream:
 
 def describe(hosted: HostedStream) -> Mapping[str, Any]:
     """The stream as plain values, for an answer."""
-    stream, known = hosted.stream, hosted.admission.known
+    stream, known = hosted.stream, hosted.rows.known
     settings = stream.settings
     return {
         "stream": stream.name,

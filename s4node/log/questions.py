@@ -154,11 +154,11 @@ class Questions:
         streams = list(self._streams.by_name.values())
         if arguments.get("stream"):
             streams = [self._streams.find(arguments["stream"])]
-        found = [(hosted, each) for hosted in streams for each in hosted.admission.ids_of(producer)]
+        found = [(hosted, each) for hosted in streams for each in hosted.rows.ids_of(producer)]
         if not found:
             raise StoreError(f"the log knows no producer {producer!r}; copy its id from an error")
         for hosted, each in found:
-            if hosted.admission.is_here(each):
+            if hosted.rows.is_here(each):
                 raise StoreError(
                     f"producer {each!r} is connected to stream {hosted.name!r}, or some of its "
                     f"events are not on disk yet; stop the producer first"
@@ -174,7 +174,7 @@ class Questions:
 
         for hosted, each in found:
             partitions.setdefault(hosted.name, [])
-            partitions[hosted.name] += hosted.admission.forget_known(each, done)
+            partitions[hosted.name] += hosted.rows.forget_known(each, done)
         if any(partitions.values()):
             await all_answered.wait()
         for answer in answers:
@@ -202,7 +202,7 @@ class Questions:
         problem = problem or unfit(data.producer) or hosted.declare(types)
         if problem:
             raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
-        hosted.admission.check_room(data.producer)
+        hosted.rows.check_room(data.producer)
         frame: Incoming = hosted.incoming(data, body, own_id=bool(arguments.get("own_id")))
         answer = await answered(partial(partition.append, frame))
         if not answer.count:  # a repeated query: the first answer was lost

@@ -401,7 +401,7 @@ class Sinks:
         await self._drop(spool_of(*sink[:2]))
         target = self._streams.by_name.get(sink.stream)
         if target is not None:
-            target.admission.forget_known(PRODUCER + sink.id, lambda _: None)
+            target.rows.forget_known(PRODUCER + sink.id, lambda _: None)
 
     async def _drop(self, spool: str) -> None:
         self._aborted.discard(spool)

@@ -27,7 +27,7 @@ from s4node.config import settings
 from s4node.config.key import Setting
 from s4node.events.keys import Partitioner, crc32m, key_bytes
 from s4node.events.schema import EventType, TypeDecl
-from s4node.net.ingress import connection, producer_lane
+from s4node.net.ingress import connection, report
 from s4node.net.ingress.peer_limits import LIMITS
 from s4node.net.wire import frame as wire
 
@@ -175,7 +175,7 @@ def test_the_times_and_other_bounds_are_those_of_the_code() -> None:
     assert f"within {delay * 1000:g} ms" in " ".join(section("What a node does").split())
     assert settings.PRODUCER_EXPIRY.default == 3600
     assert "`s4.producer.expiry` (an hour)" in section("What a node does")
-    assert (producer_lane.MAX_EXCEPTIONS, producer_lane._REASON) == (256, 500)
+    assert (report.MAX_EXCEPTIONS, report._REASON) == (256, 500)
     rules = " ".join(section("What a node does").split())
     assert "256 exceptions and a reason has at most 500" in rules
     assert (connection._MAX_ANSWER_BYTES, connection._VERDICT_BYTES) == (4 << 20, 1 << 20)

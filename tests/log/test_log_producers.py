@@ -206,7 +206,7 @@ async def test_a_program_whose_id_another_has_used_meanwhile_gets_an_error(
 
 async def test_names_of_single_events_make_room_and_a_producer_too_many_is_refused() -> None:
     stream, _, _ = hosted()
-    stream.admission.most = 2
+    stream.rows.most = 2
     assert stream.hello(wire.Hello("b", "1", "clicks"), "line", 0.0)[1] == ""
     with pytest.raises(LimitReached, match=r"knows 2 producers, and cannot know .*s4 log forget"):
         stream.hello(wire.Hello("c", "1", "clicks"), "line", 0.0)
@@ -217,8 +217,8 @@ async def test_names_of_events_appended_once_are_forgotten_to_make_room(tmp_path
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks")
         assert node.log is not None
-        admission = node.log._streams.by_name["clicks"].admission
-        admission.most = 2
+        rows = node.log._streams.by_name["clicks"].rows
+        rows.most = 2
         for name in ("one", "two", "three"):
             assert await log.append_once("clicks", 0, Click("joe"), name)
         assert not await log.append_once("clicks", 0, Click("joe"), "three")
@@ -241,7 +241,7 @@ async def test_a_producer_is_forgotten_by_hand_unless_it_is_there(tmp_path: Path
             done = await forget("import")
             assert done.returncode == 1
             assert "'import' is connected to stream 'clicks'" in done.stderr
-        await until(lambda: not node.log._streams.by_name["clicks"].admission.is_here("import"))
+        await until(lambda: not node.log._streams.by_name["clicks"].rows.is_here("import"))
         done = await forget("import", "--json")
         assert json.loads(done.stdout) == {
             "producer": "import",

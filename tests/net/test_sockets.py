@@ -700,7 +700,7 @@ async def test_a_client_that_never_reads_its_verdicts_is_held_back_and_costs_not
             await until(lambda: admission.over_credit + admission.gaps > 500)
             await node.works()
             lane = admission.lanes["raw", 0]
-            assert lane.expected <= lane.told_limit + 50
+            assert lane.expected <= lane.report.sent_limit + 50
             assert len(node.container.listener.connections) <= 2
             nursery.cancel_scope.cancel()
 

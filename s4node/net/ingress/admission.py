@@ -14,24 +14,40 @@ Rules
 - Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived.
 - Lives of a producer follow each other under one id, as the owners of a task do. The hello of an
   older life is refused (:mod:`s4node.net.ingress.producer_life`).
+- A frame of a task that has made a later cut than ours is left to it until ours has begun; see
+  :mod:`s4node.offsets.cuts`.
 - A task that has begun anew has another id. Its latest ids are remembered, and earlier ones are
   refused.
+- A lane begins at the row that the stream's roster has of its producer; without a row, where the
+  producer says.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it expires
   or its producer sends an end of stream; the number of such lanes is bounded.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from s4node.net.ingress.flow import Flow, Move, On, Presence
-from s4node.net.ingress.producer_lane import Effects, FrameReceipt, Mark, ProducerLane
-from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
+from s4node.net.ingress.producer_lane import (
+    Effects,
+    FrameReceipt,
+    Mark,
+    ProducerLane,
+    cuts_of,
+)
+from s4node.net.ingress.producer_life import (
+    Life,
+    TaskLives,
+    fence_of,
+    has_own_id,
+    later_life,
+    life_of,
+)
+from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt
 from s4node.stages.credit import Credit
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
@@ -50,9 +66,6 @@ _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 MAX_WATCHED = 4096
 """Producers that are noted to have come or gone before someone looks at them."""
 
-MAX_KEPT = 100_000
-"""Producers that a stream of a log, or a partition of a durable stream, remembers."""
-
 _LOOKS = 16
 """The number of checks of rows during the time after which producers are forgotten."""
 
@@ -65,20 +78,19 @@ class StreamAdmission:
     """All producers of one input stream on this node.
 
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
-    counts their undecoded frames. ``on_time`` is called with a lane and its producer's report of
-    its time, once that holds. If set, ``taken_from`` are the connections whose frames are taken. In
-    a partition that is ``watched``, up to ``MAX_WATCHED`` producers that come or go are noted.
+    counts their undecoded frames. If set, ``taken_from`` are the connections whose frames are
+    taken. In a partition that is ``watched``, up to ``MAX_WATCHED`` producers that come or go are
+    noted.
     """
 
     stream: str
     stages: Mapping[int, Stage]
     effects: Effects
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
-    on_time: Callable[[ProducerLane, Mark], None] = lambda _, __: None
     taken_from: Collection[Hashable] | None = None
+    roster: Roster = field(default_factory=Roster)
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     watched: dict[int, set[str]] = field(default_factory=dict)
-    frames: int = 0
     admitted: int = 0
     duplicates: int = 0
     gaps: int = 0
@@ -89,20 +101,26 @@ class StreamAdmission:
     period: int = 0
     _next_period: float = 0.0
     _next_look: float = 0.0  # for absent producers
-    _held: dict[ProducerLane, None] = field(default_factory=dict)
+    held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
-    _words: dict[str, list[str]] = field(default_factory=dict)  # each task's lives, the latest last
+    _tasks: TaskLives = field(default_factory=TaskLives)
     _ended: dict[str, None] = field(default_factory=dict)  # producers to forget
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.commits = self.roster.commits
+        self.roster.begin(self)
+
     def new_limit(self, lane: ProducerLane, share: int) -> int:
+        if self.commits is not None and self.commits.full and self.commits.stops(lane):
+            return lane.limit
         credit = lane.credit
         limit = credit.limit(lane, lane.done, lane.limit, share)
         if credit.holding:
             self._holding[credit] = None
-        return limit
+        return limit if lane.saved is None else lane.saved.bound(limit, share)
 
     def credit(self, partition: int) -> Credit[ProducerLane]:
         credit = self._credits.get(partition)
@@ -111,21 +129,9 @@ class StreamAdmission:
         return credit
 
     def refusal(self, hello: wire.Hello) -> str:
-        """Why a producer may not open the stream; empty if it may."""
-        task, word = task_of(hello.peer)
-        if task and not isinstance(hello.headers.get(wire.FENCE), int):
-            return (
-                f"stream {self.stream!r}: ids that begin with {wire.TASK} belong to tasks, but "
-                f"{hello.peer!r} has no fence; give the producer another id"
-            )
-        words = self._words.get(task, [])
-        latest = words[-1] if words else ""
-        if word < latest:
-            return (
-                f"stream {self.stream!r}: the task of {hello.peer!r} has begun anew since, as "
-                f"{task}#{latest}, so events of its former state are refused; remove that state, "
-                f"or give the app another name"
-            )
+        """The reason to refuse a producer the stream, or empty. Raises LimitReached."""
+        if problem := self._tasks.problem(self.stream, hello):
+            return problem
         told = {position.partition: position for position in hello.positions}
         for partition in self.stages:
             known = self._life(hello.peer, partition)
@@ -136,43 +142,42 @@ class StreamAdmission:
                 and known.incarnation != hello.incarnation
                 and position.number < self._next_number(hello.peer, partition)
             ):  # then an older life went on in partitions that did not know this one
-                return self._older(hello, known)
-        return ""
+                return later_life(self.stream, hello, known)
+        return self.roster.problem(hello)
 
     def _next_number(self, producer: str, partition: int) -> int:
         """The known next number of a producer, 0 if none is known."""
-        lane, row = self.lanes.get((producer, partition)), self._row(producer, partition)
+        lane, row = self.lanes.get((producer, partition)), self.roster.row(producer, partition)
         return max(0 if lane is None else lane.expected, 0 if row is None else row.number)
-
-    def _older(self, hello: wire.Hello, known: Life) -> str:
-        """Why an older life of a producer may not open the stream."""
-        if hello.peer.startswith(wire.TASK):
-            return (
-                f"stream {self.stream!r}: a later owner of the task of {hello.peer!r} (fence "
-                f"{known.number}) sends now; this owner, with fence {fence_of(hello)}, was "
-                f"replaced"
-            )
-        return (
-            f"stream {self.stream!r}: a program that was started later has used the producer id "
-            f"{hello.peer!r}, so events of this one are refused; its unacknowledged events may be "
-            f"missing. Start it again, and give each program a producer id of its own"
-        )
-
-    def _row(self, producer: str, partition: int) -> SavedProducer | None:  # noqa: ARG002
-        return None
 
     def _life(self, producer: str, partition: int) -> Life:
         """The latest known life of a producer in a partition."""
         lane = self.lanes.get((producer, partition))
         if lane is not None:
             return lane.life
-        row = self._row(producer, partition)
+        row = self.roster.row(producer, partition)
         return Life() if row is None else Life(row.life, row.incarnation)
 
     def is_later(self, hello: wire.Hello) -> bool:
         """Return True if a task's hello is from a later owner than all known ones."""
         known = (self._life(hello.peer, partition).number for partition in self.stages)
         return fence_of(hello) > max(known, default=0)
+
+    def greet(self, said: wire.Hello, connection: Hashable, now: float) -> Greeting | None:
+        """Open the stream for a producer that may have it; None if a commit must come first.
+
+        Raises LimitReached.
+        """
+        roster = self.roster
+        hello, closings, error = roster.in_layout(said)
+        error = error or self.refusal(hello)
+        if error:
+            return Greeting(error=error)
+        headers = roster.headers(said, hello, closings, now)
+        if headers is None:
+            return None
+        positions = self.hello(hello, connection, now)
+        return Greeting(positions, "", headers | cuts_of(self._of(hello.peer, connection)))
 
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
@@ -195,7 +200,7 @@ class StreamAdmission:
             if start > lane.expected == lane.safe:
                 lane.skip(start)
             lane.reopened(start)
-            self._held.pop(lane, None)
+            self.held.pop(lane, None)
             self._away.pop(lane, None)
             lane.credit.join(lane)
         for partition in self.stages:  # after all joined, so that shares are right
@@ -203,34 +208,36 @@ class StreamAdmission:
             share = lane.share
             lane.limit = self.new_limit(lane, share)
             lane.told(share)
-            numbers = lane.expected, lane.limit, lane.upto, lane.life.number
+            numbers = lane.expected, lane.limit, lane.report.sent_upto, lane.life.number
             positions.append(wire.Position(partition, *numbers))
-            if lane.urgent:
+            if lane.report.urgent:
                 self.effects.answers[lane] = None
         return tuple(positions)
 
     def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
-        """Make the lane of a producer that begins at ``start``."""
-        return ProducerLane(self, producer, partition, start)
+        """Make the lane of a producer that begins at its row, or else at ``start``."""
+        row = self.roster.row(producer, partition)
+        start = start if row is None else row.number
+        lane = ProducerLane(self, producer, partition, start, self.credit(partition), self.commits)
+        if row is not None:
+            lane.restore(row)
+        return lane
 
     def _greeted(self, lane: ProducerLane, hello: wire.Hello, told: int) -> None:
         """Take a hello of the lane's producer, which was ``told`` its life before."""
+        before = lane.life, lane.own_id
         lane.life = life_of(hello, told, lane.life) or lane.life
         lane.own_id = has_own_id(hello)
         lane.untimed = hello.headers.get(wire.UNTIMED) is True
         lane.left = False
+        self.roster.greeted(lane, changed=before != (lane.life, lane.own_id))
 
     def learn(self, producer: str) -> None:
         """Learn a life of a task from a saved event; its oldest lives are forgotten.
 
         A hello is not enough, because a crash may lose the new state.
         """
-        task, word = task_of(producer)
-        words = self._words.setdefault(task, []) if task else []
-        if task and word not in words:
-            insort(words, word)
-        while len(words) > wire.MAX_LIVES:
-            self._ended[f"{task}#{words.pop(0)}"] = None
+        self._ended |= dict.fromkeys(self._tasks.add(producer))
 
     def beside(self, producer: str, connection: Hashable) -> int:
         """The other producers for which the connection has opened the stream; 0 if it has opened
@@ -243,12 +250,16 @@ class StreamAdmission:
     ) -> FrameReceipt | None:
         """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
         lane = self.lanes.get((data.producer, data.partition))
+        later = bool(data.headers) and self._is_of_later_cut(data)
         if lane is None or lane.connection != connection:
             return None  # no hello yet on this connection: the producer resends earlier frames
         lane.seen = now
+        if later:
+            self._hold(lane, data.count)
+            return None
         end = data.first + data.count
         if data.flags & wire.ANSWER_NOW:
-            lane.asked = max(lane.expected, end)
+            lane.report.asked = max(lane.expected, end)
             self.effects.answers[lane] = None
         if data.first > lane.expected:
             self._on_gap(lane, data.first)
@@ -261,7 +272,7 @@ class StreamAdmission:
             return None
         self.duplicates += min(skip, data.count)
         if end <= first:
-            lane.urgent = True
+            lane.report.urgent = True
             self.effects.answers[lane] = None
             return None
         count = end - first
@@ -275,13 +286,19 @@ class StreamAdmission:
         self._move_on(lane, end, size / data.count)
         if room < count:
             self._shed(lane, first + room, end, gauge)
-        elif end >= lane.press_at and not lane.credit.withholds:
+        elif end >= lane.report.press_at and not lane.credit.withholds:
             self.effects.answers[lane] = None  # credit reaches ahead of what has arrived
         if room == 0:
             return None
-        self.frames += 1
         self.admitted += room
         return BatchReceipt(lane, first, first + room)
+
+    def _is_of_later_cut(self, data: wire.Data) -> bool:
+        """Return True if the task of a frame has made a later cut than ours, and request ours."""
+        number = data.headers.get(wire.SAVEPOINT)
+        if self.commits is None or not isinstance(number, int):
+            return False
+        return self.commits.cuts.request(data.partition, number)
 
     def _on_gap(self, lane: ProducerLane, first: int) -> None:
         """Tell the producer of a frame after a gap, once until it goes back."""
@@ -296,8 +313,8 @@ class StreamAdmission:
             lane.on(On.TAKEN)
         lane.gap_first = -1
         lane.expected = end
-        if lane.unheard:
-            lane.heard(end)
+        if lane.report.unheard:
+            lane.report.heard(end)
         if lane.period != self.period:
             lane.period = self.period
             lane.credit.active(lane)
@@ -328,7 +345,7 @@ class StreamAdmission:
         """Leave a frame to its producer, which is asked for it once there is room."""
         self.left += count
         lane.on(On.NO_ROOM)
-        self._held[lane] = None
+        self.held[lane] = None
 
     def connection_of(self, producer: str) -> Hashable | None:
         """The connection to which the producer's id belongs; None if it is not connected."""
@@ -337,24 +354,25 @@ class StreamAdmission:
 
     def released(self) -> None:
         """Let lanes go on that were held for lack of room in the stages."""
-        if not (self._held or self._holding):
+        if self.commits is not None and self.commits.stopped:
+            self.commits.released()
+        if not (self.held or self._holding):
             return
-        if self._held and self.deserializer.roomy:
-            for lane in [each for each in self._held if self._has_room(each)]:
-                del self._held[lane]
+        if self.held and self.deserializer.roomy:
+            for lane in [each for each in self.held if self._has_room(each)]:
+                del self.held[lane]
                 lane.gap_first = UNLIMITED  # any further gap is a new one
                 lane.on(On.ROOM)
         for credit in [credit for credit in self._holding if not credit.holding]:
             self._holding.pop(credit)
         for credit in list(self._holding):
             for lane in credit.release():
-                lane.urgent = True
+                lane.report.urgent = True
                 self.effects.answers[lane] = None
 
-    def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        return []
-
     def _has_room(self, lane: ProducerLane) -> bool:
+        if self.commits is not None and self.commits.cuts.is_due(lane.partition):
+            return False
         return self._is_open_to(lane.connection) and self.stages[lane.partition].roomy
 
     def _is_open_to(self, connection: Hashable) -> bool:
@@ -374,10 +392,12 @@ class StreamAdmission:
     def ask(self, producer: str, connection: Hashable) -> None:
         """Take a producer's request for its verdicts."""
         for lane in self._of(producer, connection):
-            lane.asked = lane.expected  # the answer waits until all arrived events are processed
+            lane.report.asked = lane.expected  # it waits until all arrived events are processed
             lane.on(On.ASKED)  # it may have missed an answer
             if lane.pressing:  # else the answer follows once it is
                 self.effects.answers[lane] = None
+            if lane.saved is not None:
+                lane.saved.asked()
 
     def gone(self, connection: Hashable, now: float) -> bool:
         """Detach some lanes of a connection that has ended; they wait for their producers.
@@ -391,7 +411,8 @@ class StreamAdmission:
             self._opened.pop(connection, None)
         if len(self._away) > MAX_AWAY:  # in the order in which they left
             for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
-                self._evict(lane)
+                if lane.saved is None or self.is_over(lane):
+                    self.remove(lane, forget=False)
         return bool(opened)
 
     def detach(self, producer: str, connection: Hashable, now: float) -> None:
@@ -401,7 +422,7 @@ class StreamAdmission:
             lane.connection, lane.seen = None, now
             lane.moves(Move.GONE)
             self._away[lane] = None
-            self._held.pop(lane, None)
+            self.held.pop(lane, None)
             lane.credit.remove(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
@@ -412,13 +433,13 @@ class StreamAdmission:
         if producer.startswith(wire.TASK):
             return
         self._has_moved(producer)
-        for lane in list(self._of(producer, connection)):
-            self._held.pop(lane, None)
+        for lane in self._of(producer, connection):
+            self.held.pop(lane, None)
             self._ended[producer] = None
             lane.moves(Move.END)
-            if self._is_over(lane):
+            if self.is_over(lane):
                 lane.credit.remove(lane)
-                self._drop(lane)
+                self.remove(lane)
         self._forget_ended()
         if (producer, next(iter(self.stages), 0)) not in self.lanes:
             self._opened.get(connection, set()).discard(producer)
@@ -426,23 +447,18 @@ class StreamAdmission:
     def _forget_ended(self) -> None:
         """Forget ended producers without events in flight."""
         for producer in list(self._ended):
-            lanes = [
-                self.lanes[producer, each] for each in self.stages if (producer, each) in self.lanes
-            ]
-            if all(self._is_over(one) and one.presence is not Presence.HERE for one in lanes):
+            lanes = self.lanes_of(producer)
+            if all(self.is_over(one) and one.presence is not Presence.HERE for one in lanes):
                 for lane in lanes:
                     lane.credit.remove(lane)
-                    self._drop(lane)
+                    self.remove(lane)
                 del self._ended[producer]
-                self._forget_rows(producer)
-
-    def _forget_rows(self, producer: str) -> None:
-        """Forget the saved rows of a producer without lanes."""
+                self.roster.forget_rows(producer)
 
     def tick(self, now: float, expiry: float) -> None:
         """Forget producers that were away for ``expiry`` seconds, and see which are active."""
         if now >= self._next_look:
-            self._forget_absent(now, expiry)
+            self.roster.forget_absent(now, expiry)
             self._next_look = now + max(0.1, expiry / _LOOKS)
         if now < self._next_period:
             return
@@ -454,19 +470,17 @@ class StreamAdmission:
         if self._ended:
             self._forget_ended()
 
-    def _forget_absent(self, now: float, expiry: float) -> None:
-        """Forget the rows of producers that were away for ``expiry`` seconds."""
-
     def revoke(self, partition: int) -> None:
         """Leave a partition, with the lanes of its producers, to another node."""
         for lane in [lane for lane in self.lanes.values() if lane.partition == partition]:
             lane.credit.remove(lane)
-            self._held.pop(lane, None)
+            self.held.pop(lane, None)
             self._away.pop(lane, None)
             lane.connection = None  # which reports it no more
             lane.moves(Move.GONE)
             del self.lanes[lane.producer, partition]
         self.watched.pop(partition, None)
+        self.roster.revoked(partition)
 
     def enter(self, partition: int) -> None:
         """Begin with a partition that is ours now."""
@@ -475,25 +489,21 @@ class StreamAdmission:
     def expire(self, before: float) -> int:
         """Drop the lanes of producers that have been away since ``before``; return how many."""
         absent = takewhile(lambda lane: lane.seen < before, self._away)
-        stale = [lane for lane in absent if self._is_over(lane)]
+        stale = [lane for lane in absent if self.is_over(lane)]
         for lane in stale:
-            if lane.own_id:
-                self._evict(lane)
-            else:
-                self._drop(lane)
+            self.remove(lane, forget=not lane.own_id)
         return len(stale)
 
-    def _is_over(self, lane: ProducerLane) -> bool:
-        return lane.safe == lane.expected
+    def is_over(self, lane: ProducerLane) -> bool:
+        """Return True if nothing of a lane has still to be settled, or saved."""
+        return lane.settled == lane.expected and (lane.saved is None or not lane.saved.is_noted)
 
-    def _drop(self, lane: ProducerLane) -> None:
+    def remove(self, lane: ProducerLane, *, forget: bool = True) -> None:
+        """Drop a lane; with ``forget``, its producer is not remembered."""
         self._has_moved(lane.producer)
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
-
-    def _evict(self, lane: ProducerLane) -> None:
-        """Drop a lane to make room; the saved row of its producer stays."""
-        self._drop(lane)
+        self.roster.removed(lane, forget=forget)
 
     def _has_moved(self, producer: str) -> None:
         """Note that a producer has come or gone."""
@@ -502,18 +512,21 @@ class StreamAdmission:
                 watched.add(producer)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
-        for partition in self.stages:
-            lane = self.lanes.get((producer, partition))
-            if lane is not None and lane.connection == connection:
-                yield lane
+        return (lane for lane in self.lanes_of(producer) if lane.connection == connection)
+
+    def lanes_of(self, producer: str) -> list[ProducerLane]:
+        """The lanes of a producer."""
+        lanes = self.lanes
+        return [lanes[producer, n] for n in self.stages if (producer, n) in lanes]
 
     def validate(self) -> None:
         """Assert the rules; for tests."""
         for lane in self.lanes.values():
-            assert lane.told_upto <= lane.settled <= lane.safe <= lane.expected
-            assert lane.told_limit <= lane.limit
+            report = lane.report
+            assert report.sent_upto <= lane.settled <= lane.safe <= lane.expected
+            assert report.sent_limit <= lane.limit
             assert lane.connection is not None or lane in self._away
             assert lane.connection is None or lane.presence is not Presence.AWAY
             assert lane.connection is not None or lane.presence is not Presence.HERE
-            assert lane.urgent or lane.flow is not Flow.GAP
+            assert report.urgent or lane.flow is not Flow.GAP
             lane._low.validate()

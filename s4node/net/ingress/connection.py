@@ -28,9 +28,10 @@ from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.certificates.identity import Holder
 from s4node.net.ingress import peer_limits
+from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.peer_limits import Budget, Rate
 from s4node.net.ingress.peer_rights import unwelcome
-from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
+from s4node.net.ingress.producer_lane import ProducerLane, cuts_of
 from s4node.net.transport.network import AcceptedPipe
 from s4node.net.wire import frame as wire
 
@@ -157,14 +158,22 @@ class Connection:
         self._peers.news[self] = None
         self._peers.nudge()
 
-    def outdated(self, before: object, producer: str) -> str:
-        """Why a producer may not open a stream here, after the connection ``before``; else empty.
+    def outdated(self, hello: wire.Hello, admission: StreamAdmission) -> str:
+        """The reason to refuse a producer that has a newer connection; else empty.
 
         For tasks, the later owner counts, which may have the older connection: see admission.
         """
-        if isinstance(before, Connection) and before.serial > self.serial:
-            return f"producer {producer!r} has a newer connection; this one is out of date"
-        return ""
+        before = admission.connection_of(hello.peer)
+        newer = isinstance(before, Connection) and before.serial > self.serial
+        if not newer or admission.is_later(hello):
+            return ""
+        return f"producer {hello.peer!r} has a newer connection; this one is out of date"
+
+    def problem(self, hello: wire.Hello, admission: StreamAdmission) -> str:
+        """The reason to refuse a producer here, whatever the stream says; else empty."""
+        others = admission.beside(hello.peer, self)
+        old = self.outdated(hello, admission)
+        return old or self.refusal(hello, len(admission.stages), others)
 
     def takes_over(self, before: object, hello: wire.Hello) -> None:
         """Tell the connection ``before`` that its producer has opened the stream here."""
@@ -252,7 +261,7 @@ class Connection:
         if self.socket.unsent or self.unread_bytes:
             self._count_unread()
         for lane in told:
-            if not lane.urgent:
+            if not lane.report.urgent:
                 self._let_go(lane)
         if self.pressing:
             return now
@@ -275,24 +284,19 @@ class Connection:
 
     def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
         """Verdicts for one envelope, one frame for each producer, and how many lanes it covers."""
-        owners: dict[str, LaneOwner] = {}
-        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
+        by_producer: dict[tuple[str, str], dict[ProducerLane, wire.Ruling]] = {}
         count = size = 0
         for lane in lanes:
             ruling = lane.ruling()
-            owners[lane.admission.stream] = lane.admission
-            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
+            by_producer.setdefault((lane.admission.stream, lane.producer), {})[lane] = ruling
             count += 1
             size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
             if size > _VERDICT_BYTES:
                 break
         frames = []
         for (stream, producer), rulings in by_producer.items():
-            headers = {}
-            if producer.startswith(wire.TASK):
-                cuts = owners[stream].cuts_of(ruling.partition for ruling in rulings)
-                headers = {wire.SAVEPOINT: cuts} if cuts else {}
-            verdict = wire.Verdict(stream, producer, tuple(rulings), headers=headers)
+            told = tuple(rulings.values())
+            verdict = wire.Verdict(stream, producer, told, headers=cuts_of(rulings))
             frames.append(wire.encode_frame(verdict))
         return frames, count
 

@@ -4,142 +4,53 @@ Rules
 - A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
 - Verdicts are cumulative: a later one covers an earlier one that could not be sent, and gives no
   credit that it did not tell.
-- A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
-  does not tell it, and what was told is kept until the producer shows that it heard, for after a
-  reconnect.
 - What a producer reports of event time holds once all events before it are processed.
 - The producer may be a node of the cluster that forwards events. A lane knows then who has sent
   them, until they are settled.
+- Numbers are settled once they are safe. On a durable stream they are settled by commits, event by
+  event: ``committed`` is the position in the last commit of the task, and the ``upto`` of verdicts.
+  So settled events survive the node.
+- A producer that asks for its verdicts waits for a commit; other producers can wait for a second.
+- Credit reaches ahead of what is processed, but at most a window beyond what is committed, because
+  producers keep all those events. When half of the window is used, a commit is requested.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from s4node.errors import presentable
 from s4node.events.event import LIVE, EventBatch
 from s4node.net.ingress.flow import ARRIVALS, NEXT, Flow, Move, On, Presence
 from s4node.net.ingress.producer_life import Life
+from s4node.net.ingress.report import Report, Unprocessed, shortened
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import Cuts
+from s4node.offsets.producer_offsets import Closings, SavedProducer
 from s4node.offsets.receipts import BatchReceipt, LowWatermark
 from s4node.stages.credit import Credit
-
-MAX_EXCEPTIONS = 256
-"""Ranges told in a verdict, refused and shed together; the rest follow in the next."""
 
 MAX_MARKS = 64
 """Reports of event time that wait for events of a lane; further ones replace the last."""
 
-_REASON = 500
-"""Characters of a reason."""
+WINDOW_EVENTS = 1 << 20
+"""Events of a lane beyond the last commit: a second's worth at a rate that few lanes reach."""
 
+UNKNOWN_BYTES = 64 << 10
+"""The assumed bytes of an event until its lane has seen one. The value is high, because credit is
+not taken back; it costs one more verdict before the first large frame."""
 
-def shortened(reason: str) -> str:
-    """A reason of bearable length: it may quote an event, and many travel in one verdict."""
-    reason = presentable(reason)
-    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
+PATIENCE = 1.0
+"""Seconds until processed events are committed for a producer that does not ask for verdicts; it
+only has to keep them longer."""
 
 
 def origin_of(stream: str, partition: int, producer: str) -> str:
     """The unit that the numbers of a lane count, in words."""
     return f"{stream}[{partition}]@{producer}"
-
-
-class Unprocessed(NamedTuple):
-    """Numbers that were not processed: ``count`` of them from ``number`` on."""
-
-    number: int
-    count: int  # type: ignore[assignment]  # nobody counts the fields
-    reason: str
-    shed: bool = False
-
-    @property
-    def end(self) -> int:
-        """The first number after them."""
-        return self.number + self.count
-
-    @property
-    def told(self) -> tuple[int, int, str]:
-        return self.number, self.count, self.reason
-
-
-class Untold:
-    """The unprocessed numbers that a producer was not told yet, the lowest first.
-
-    Consecutive numbers with the same reason are one range. Most come in order, and extend the last
-    range; the others are in a heap, so the cost of a verdict does not depend on what else waits.
-    """
-
-    __slots__ = ("_heap", "_last")
-
-    def __init__(self) -> None:
-        self._heap: list[Unprocessed] = []
-        self._last: Unprocessed | None = None
-
-    def add(self, new: Unprocessed) -> None:
-        last = self._last
-        if last is None:
-            self._last = new
-        elif _goes_on(last, new):
-            self._last = last._replace(count=last.count + new.count)
-        else:
-            heappush(self._heap, last)
-            self._last = new
-
-    def pop_lowest(self, most: int) -> list[Unprocessed]:
-        """Take the lowest ranges, in order, to tell them now."""
-        heap, taken = self._heap, list[Unprocessed]()
-        if self._last is not None:
-            heappush(heap, self._last)
-            self._last = None
-        while heap:
-            if taken and _goes_on(taken[-1], heap[0]):
-                last = taken.pop()
-                taken.append(last._replace(count=last.count + heappop(heap).count))
-            elif len(taken) < most:
-                taken.append(heappop(heap))
-            else:
-                break
-        return taken
-
-    def put_back(self, ranges: Iterable[Unprocessed]) -> None:
-        for one in ranges:
-            heappush(self._heap, one)
-
-    def forget_from(self, number: int) -> None:
-        """Forget this number and later ones, which were rolled back and will be resent."""
-        self._heap = [
-            one._replace(count=min(one.end, number) - one.number)
-            for one in self
-            if one.number < number
-        ]
-        heapify(self._heap)
-        self._last = None
-
-    @property
-    def first(self) -> int | None:
-        """The lowest number; None if there is none."""
-        heap, last = self._heap, self._last
-        if last is None:
-            return heap[0].number if heap else None
-        return min(heap[0].number, last.number) if heap else last.number
-
-    def __iter__(self) -> Iterator[Unprocessed]:
-        yield from self._heap
-        if self._last is not None:
-            yield self._last
-
-    def __len__(self) -> int:
-        return len(self._heap) + (self._last is not None)
-
-
-def _goes_on(last: Unprocessed, new: Unprocessed) -> bool:
-    return last.end == new.number and last.reason == new.reason and last.shed == new.shed
 
 
 class Mark(NamedTuple):
@@ -160,21 +71,22 @@ AT_ONCE = -1.0
 class Effects:
     """What frames, steps and commits bring about, until it is carried out between two turns.
 
-    Batches are delivered at once. A second effect of another kind joins the first one. What is
-    stale by then is dropped: an answer to a lane without a connection, a commit of a task that has
-    gone.
+    Batches are delivered at once, and times before a commit. A second effect of another kind joins
+    the first one. What is stale by then is dropped: an answer to a lane without a connection, a
+    time after events that were rolled back, a commit of a task that has gone.
     """
 
-    __slots__ = ("answers", "batches", "commits", "committed")
+    __slots__ = ("answers", "batches", "commits", "committed", "times")
 
     def __init__(self) -> None:
         self.batches: list[EventBatch] = []  # for their tasks
         self.answers: dict[ProducerLane, None] = {}  # whose producers are to be told something
+        self.times: list[tuple[ProducerLane, Mark]] = []  # what producers have reported, that holds
         self.commits: dict[int, float] = {}  # by partition: for how many seconds others can wait
         self.committed = False  # hellos that wait for a commit may be answered
 
     def __bool__(self) -> bool:
-        return bool(self.answers or self.commits or self.committed)
+        return bool(self.answers or self.times or self.commits or self.committed)
 
     def commit_within(self, partition: int, patience: float) -> None:
         """Have the task of a partition commit within ``patience`` seconds."""
@@ -192,37 +104,24 @@ class LaneOwner(Protocol):
     refused: int
     shed: int
 
-    @property
-    def on_time(self) -> Callable[[ProducerLane, Mark], None]:
-        """Takes what a lane's producer has reported of its time."""
-        ...
-
-    def credit(self, partition: int) -> Credit[ProducerLane]:
-        """The credit of a partition's stage, which its lanes share."""
-        ...
-
     def new_limit(self, lane: ProducerLane, share: int) -> int:
         """The first number that the lane may not send yet, if it may have ``share`` in flight."""
-        ...
-
-    def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
-        """The last cuts of the tasks of these partitions, as pairs of partition and number."""
         ...
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class ProducerLane:
-    """One producer's numbers in one partition of a stream."""
-
-    by_event = False  # whole frames are acknowledged
-    returns = 0
+    """One producer's numbers in one partition of a stream; ``commits`` settle them, if any do."""
 
     admission: LaneOwner
     producer: str
     partition: int
     expected: int
+    credit: Credit[ProducerLane]  # which all lanes of its stage share
+    commits: Commits | None = None
+    by_event: bool = field(init=False)  # else whole frames are acknowledged
+    returns: int = 0  # rollbacks of its task
     effects: Effects = field(init=False)
-    credit: Credit[ProducerLane] = field(init=False)
     origin: str = field(init=False)  # of its numbers, in words
     life: Life = field(default_factory=Life)  # the latest life that said hello
     own_id: bool = False  # later lives of its producer use the same id
@@ -231,32 +130,27 @@ class ProducerLane:
     limit: int = field(init=False)
     connection: Hashable | None = None
     presence: Presence = Presence.AWAY
-    untold: Untold = field(default_factory=Untold)
-    unheard: deque[tuple[int, Sequence[Unprocessed]]] | None = None
+    report: Report = field(init=False)
+    saved: Saved | None = field(init=False)  # None unless commits settle it
     weight: float = 0.0  # bytes an event, lately
     period: int = -1
     gap_first: int = -1  # the first number of the last frame after the gap
     flow: Flow = Flow.OPEN
-    urgent: bool = False
-    asked: int = -1
-    told_upto: int = field(init=False)
-    told_limit: int = field(init=False)
-    press_at: int = field(init=False)
     seen: float = 0.0
     marks: list[Mark] = field(default_factory=list)
     passed: Mark | None = None  # the last one that was passed on
     _low: LowWatermark = field(init=False)
-    _ruled: Sequence[Unprocessed] = ()
     _senders: deque[tuple[str, int]] | None = None  # in runs, each with its end
-    _before: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
-        admission, partition, start = self.admission, self.partition, self.expected
+        admission, start = self.admission, self.expected
         self.effects = admission.effects
-        self.credit = admission.credit(partition)
-        self.origin = origin_of(admission.stream, partition, self.producer)
+        self.origin = origin_of(admission.stream, self.partition, self.producer)
+        self.limit = start
+        self.report = Report(start, start, start)
         self._low = LowWatermark(start)
-        self.limit = self.told_upto = self.told_limit = self.press_at = start
+        self.by_event = self.commits is not None
+        self.saved = None if self.commits is None else Saved(self.commits, self, start)
 
     @property
     def ssp(self) -> tuple[str, str, int]:
@@ -270,7 +164,7 @@ class ProducerLane:
     @property
     def settled(self) -> int:
         """The producer need not keep events below this number."""
-        return self._low.safe
+        return self._low.safe if self.saved is None else self.saved.committed
 
     def on(self, event: On) -> None:
         """Take what has happened; the producer is told if it has to go back."""
@@ -278,7 +172,7 @@ class ProducerLane:
         if flow is not None:
             self.flow = flow
             if flow is Flow.GAP:
-                self.urgent = True
+                self.report.urgent = True
                 self.effects.answers[self] = None
 
     def moves(self, how: Move) -> None:
@@ -288,9 +182,12 @@ class ProducerLane:
     def complete(self, first: int, end: int) -> None:
         """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
-            self.effects.answers[self] = None
             if self.marks:
                 self.pass_marks()
+            if self.saved is None:
+                self.effects.answers[self] = None
+            else:
+                self.saved.moved()
 
     def mark(self, mark: Mark) -> None:
         """Take what the producer has reported of its time."""
@@ -309,17 +206,17 @@ class ProducerLane:
         """Pass on the times before which all events are done."""
         while self.marks and self.marks[0].number <= self.safe:
             self.passed = self.marks.pop(0)
-            self.admission.on_time(self, self.passed)
+            self.effects.times.append((self, self.passed))
 
     def refuse(self, number: int, count: int, reason: str) -> None:
-        self.untold.add(Unprocessed(number, count, shortened(reason)))
+        self.report.add(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
-        self.urgent = True
+        self.report.urgent = True
         self.effects.answers[self] = None
 
     def shed(self, number: int, count: int, reason: str) -> None:
         """Report dropped events to the producer."""
-        self.untold.add(Unprocessed(number, count, shortened(reason), True))
+        self.report.add(Unprocessed(number, count, shortened(reason), True))
         self.admission.shed += count
         self.effects.answers[self] = None
 
@@ -367,13 +264,14 @@ class ProducerLane:
     @property
     def upto(self) -> int:
         """Everything below this number is settled, and its refusals were told."""
-        first = self.untold.first
-        return self.settled if first is None else min(self.settled, first)
+        pending = self.report.pending
+        return self.settled if pending is None else min(self.settled, pending.first)
 
     def told(self, share: int) -> None:
         """Note that the producer is told the current ``upto`` and ``limit``."""
-        self.told_upto, self.told_limit = self.upto, self.limit
-        self.press_at = self.limit - share * 3 // 4
+        report = self.report
+        report.sent_upto, report.sent_limit = self.upto, self.limit
+        report.press_at = self.limit - share * 3 // 4
 
     @property
     def share(self) -> int:
@@ -387,50 +285,38 @@ class ProducerLane:
 
     def ruling(self) -> wire.Ruling:
         """Make the ruling to send now; it counts as told."""
-        self._before = self.limit, self.told_upto, self.told_limit, self.press_at
-        self.urgent = False
-        self._ruled = ()
-        if self.asked <= self.settled:
-            self.asked = -1
+        report = self.report
+        report.before = self.limit, report.sent_upto, report.sent_limit, report.press_at
+        report.urgent = False
+        report.ruled = ruled = () if report.pending is None else report.next_exceptions()
         outcome = wire.ADMITTED
-        if self.untold:
-            self._ruled = self.untold.pop_lowest(MAX_EXCEPTIONS)
-            outcome = wire.SHED if all(one.shed for one in self._ruled) else wire.REFUSED
-            if self.unheard is None:
-                self.unheard = deque()
-            self.unheard.append((self.told_limit, self._ruled))
-            self.urgent = bool(self.untold) or self.flow is Flow.GAP
+        if report.asked <= self.settled:
+            report.asked = -1
+        if ruled:
+            outcome = wire.SHED if all(one.shed for one in ruled) else wire.REFUSED
+            report.urgent |= self.flow is Flow.GAP
         elif self.flow is Flow.GAP:
             outcome = wire.EXPECTED
             self.on(On.ANSWERED)
         share = self.share
-        if not self.untold:  # more credit only when all refusals so far have been told
+        if report.pending is None:  # more credit only when all refusals so far have been told
             self.limit = self.admission.new_limit(self, share)
         self.told(share)
         return wire.Ruling(
             self.partition,
             outcome,
-            self.told_upto,
+            report.sent_upto,
             self.limit,
             self.expected,
-            tuple(one.told for one in self._ruled if not one.shed),
+            tuple(one.told for one in ruled if not one.shed),
             "",
-            tuple(one.told for one in self._ruled if one.shed),
+            tuple(one.told for one in ruled if one.shed),
         )
 
     def not_told(self) -> None:
         """Take back the last ruling, which could not be sent; the next one repeats all of it."""
-        self.limit, self.told_upto, self.told_limit, self.press_at = self._before
-        self.urgent = True
-        if self._ruled and self.unheard:
-            self.unheard.pop()
-            self.untold.put_back(self._ruled)
+        self.limit = self.report.take_back()
         self.on(On.LOST)
-
-    def heard(self, end: int) -> None:
-        """Note that the producer used credit up to ``end``, so it got the rulings before that."""
-        while self.unheard and end > self.unheard[0][0]:
-            self.unheard.popleft()
 
     def left_to_producer(self, number: int) -> None:
         """Leave the events from this number on, none of which has begun, to the producer."""
@@ -442,26 +328,199 @@ class ProducerLane:
         """Skip to ``start``: the earlier owner of the partition has done everything below."""
         self._low = LowWatermark(start)
         self.marks.clear()
-        self.expected = self.limit = self.press_at = start
-        self.told_upto = self.told_limit = start
+        self.expected = self.limit = start
+        self.report.skip(start)
+        if self.saved is not None:
+            self.saved.committed = start
 
     def reopened(self, upto: int) -> None:
         """Repeat to a reconnected producer everything from ``upto`` on."""
-        told = [
-            one._replace(number=max(one.number, upto), count=one.end - max(one.number, upto))
-            for _, exceptions in self.unheard or ()
-            for one in exceptions
-            if one.end > upto
-        ]
-        self.unheard = None
-        self.untold.put_back(told)
         self.on(On.REOPENED)
-        self.urgent = bool(self.untold)
+        self.report.reopened(upto)
+
+    def restore(self, row: SavedProducer) -> None:
+        """Go on as the row of the producer says."""
+        self.life = Life(row.life, row.incarnation)
+        self.own_id = row.own_id
+        self.report.restore(row.untold)
+
+    def go_back(self, number: int) -> None:
+        """Expect the events from this number on again, because they were rolled back."""
+        self.returns += 1
+        self.marks.clear()
+        self._low = LowWatermark(number)
+        self.expected = number
+        self.report.asked = -1
+        self.report.forget_from(number)
+        self.gap_first = -1
+        self.on(On.ROLLED_BACK)
 
     @property
     def pressing(self) -> bool:
-        """True if the producer should be told now: it waits, or much of its credit is used."""
-        return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.settled
+        """True if the producer should be told now: it waits, or there is more credit for it."""
+        report = self.report
+        if report.urgent or 0 <= report.asked <= self.settled:
+            return True
+        if self.done < report.press_at:
+            return False
+        return self.saved is None or self.admission.new_limit(self, self.share) > self.limit
 
 
 FrameReceipt: TypeAlias = BatchReceipt[ProducerLane]
+
+
+def cuts_of(lanes: Iterable[ProducerLane]) -> wire.Headers:
+    """The header that tells tasks the last cuts of the tasks of their lanes."""
+    made = [
+        (lane.partition, lane.saved.commits.cuts.made(lane.partition))
+        for lane in lanes
+        if lane.saved is not None and lane.producer.startswith(wire.TASK)
+    ]
+    cuts = [(partition, number) for partition, number in made if number]
+    return {wire.SAVEPOINT: cuts} if cuts else {}
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Saved:
+    """The part of a lane that commits save. ``committed`` is where the last commit has it."""
+
+    commits: Commits
+    lane: ProducerLane
+    committed: int
+    wanted: bool = False  # a commit was requested
+    awaited: bool = False  # its producer waits until all of it is committed
+    has_row: bool = False
+    saving: bool = False  # its producer waits until it has a row
+    closings: Closings = ()
+
+    @property
+    def window(self) -> int:
+        """The number of events that may be beyond the last commit."""
+        by_bytes = int(self.commits.window_bytes / (self.lane.weight or UNKNOWN_BYTES))
+        return max(1, min(self.commits.window_events, by_bytes))
+
+    def note(self) -> None:
+        """Include the lane in the next commit."""
+        self.commits.changed.setdefault(self.lane.partition, {})[self] = None
+
+    @property
+    def is_noted(self) -> bool:
+        return self in self.commits.changed.get(self.lane.partition, ())
+
+    def moved(self) -> None:
+        """Note that more of the lane is safe."""
+        lane, report = self.lane, self.lane.report
+        self.note()
+        if (
+            (lane.safe - self.committed) * 2 >= self.window
+            or (self.awaited and lane.safe == lane.expected)
+            or (self.commits.on_demand and 0 <= report.asked <= lane.safe)
+        ):
+            self.want()
+        else:
+            self.wait()
+        if lane.done >= report.press_at:  # there may be more credit; the rest waits for a commit
+            lane.effects.answers[lane] = None
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds its producer can wait for a commit; infinity if it needs none."""
+        if self.saving:
+            return 0.0
+        if self.committed >= self.lane.safe:
+            return math.inf
+        return 0.0 if self.committed < self.lane.report.asked <= self.lane.safe else PATIENCE
+
+    def want(self) -> None:
+        """Request a commit, once, if there is anything to commit."""
+        if self.committed < self.lane.safe and not self.wanted:
+            self.wanted = True
+            self.lane.effects.commits[self.lane.partition] = AT_ONCE
+
+    def wait(self) -> None:
+        """Request a commit for a producer that waits, if a commit helps it."""
+        if not self.commits.on_demand and self.patience < math.inf:
+            self.lane.effects.commit_within(self.lane.partition, self.patience)
+
+    def asked(self) -> None:
+        """Note that the producer asks for its verdicts."""
+        if self.lane.safe != self.lane.report.asked:
+            return
+        if self.commits.on_demand:
+            self.want()
+        else:
+            self.wait()
+
+    def commit(self, number: int) -> None:
+        """Note that everything below ``number`` is committed."""
+        self.wanted = False
+        if number > self.committed:
+            self.committed = number
+            self.lane.effects.answers[self.lane] = None
+
+    def roll_back(self) -> None:
+        """Expect uncommitted events again, because they were rolled back."""
+        self.lane.go_back(self.committed)
+        self.wanted = False
+
+    def row(self) -> SavedProducer:
+        """The current row, for a commit."""
+        lane, report = self.lane, self.lane.report
+        untold = report.saved if report.pending or report.unheard else ()
+        return SavedProducer(lane.safe, *lane.life, lane.own_id, untold)
+
+    def bound(self, limit: int, share: int) -> int:
+        """The new limit of the lane, whose credit reaches to ``limit``."""
+        window = self.window
+        most = self.committed + window
+        if limit <= most:
+            return limit
+        grows = (most - self.lane.limit) * 4 >= min(window, share)
+        return most if grows else self.lane.limit
+
+
+@dataclass(eq=False)
+class Commits:
+    """The commits that settle the numbers of a stream with so many ``partitions`` on all nodes.
+
+    They are ``on_demand`` if only producers that want their verdict cause them. While ``full`` has
+    a partition's channel to other tasks, many of its events wait for those, and programs get no
+    more credit. Tasks still get credit, because they may wait for each other. ``cuts`` are of the
+    tasks. ``changed`` are the lanes that the next commits take, by partition.
+    """
+
+    partitions: int = 1
+    on_demand: bool = False
+    full: Container[tuple[str, Hashable]] = ()
+    cuts: Cuts = field(default_factory=Cuts)
+    window_events: int = WINDOW_EVENTS
+    changed: dict[int, dict[Saved, None]] = field(default_factory=dict)
+    stopped: dict[ProducerLane, None] = field(default_factory=dict)
+
+    @property
+    def window_bytes(self) -> int:
+        """A lane's share of the bytes that a producer may have to keep."""
+        return max(1 << 20, wire.WINDOW_BYTES // self.partitions)
+
+    def stops(self, lane: ProducerLane) -> bool:
+        """Return True if a lane gets no more credit, and note it if so."""
+        if not self._is_full(lane) or lane.producer.startswith(wire.TASK):
+            return False
+        self.stopped[lane] = None
+        return True
+
+    def released(self) -> None:
+        """Let lanes go on whose partitions are not full any more."""
+        for lane in [each for each in self.stopped if not self._is_full(each)]:
+            del self.stopped[lane]
+            lane.report.urgent = True
+            lane.effects.answers[lane] = None
+
+    def revoked(self, partition: int) -> None:
+        self.changed.pop(partition, None)
+        for lane in [lane for lane in self.stopped if lane.partition == partition]:
+            del self.stopped[lane]
+
+    def _is_full(self, lane: ProducerLane) -> bool:
+        stream = lane.admission.stream
+        return (stream, (lane.partition, stream)) in self.full

@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import NamedTuple
 
 from s4node.net.wire import frame as wire
@@ -55,3 +56,52 @@ def task_of(producer: str) -> tuple[str, str]:
         return "", ""
     task, _, word = producer.partition("#")
     return task, word
+
+
+def later_life(stream: str, hello: wire.Hello, known: Life) -> str:
+    """The reason to refuse a hello of which a later life is ``known``."""
+    if hello.peer.startswith(wire.TASK):
+        return (
+            f"stream {stream!r}: a later owner of the task of {hello.peer!r} (fence "
+            f"{known.number}) sends now; this owner, with fence {fence_of(hello)}, was "
+            f"replaced"
+        )
+    return (
+        f"stream {stream!r}: a program that was started later has used the producer id "
+        f"{hello.peer!r}, so events of this one are refused; its unacknowledged events may be "
+        f"missing. Start it again, and give each program a producer id of its own"
+    )
+
+
+class TaskLives:
+    """The lives of the states of tasks that have sent saved events; the latest are known."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, list[str]] = {}  # by task, the latest last
+
+    def add(self, producer: str) -> list[str]:
+        """Learn the life of a task from its id; return the ids of lives that are forgotten."""
+        task, word = task_of(producer)
+        words = self._words.setdefault(task, []) if task else []
+        if task and word not in words:
+            insort(words, word)
+        older = len(words) - wire.MAX_LIVES
+        return [f"{task}#{words.pop(0)}" for _ in range(older)]
+
+    def problem(self, stream: str, hello: wire.Hello) -> str:
+        """The reason to refuse a task a stream, or empty."""
+        task, word = task_of(hello.peer)
+        if task and not isinstance(hello.headers.get(wire.FENCE), int):
+            return (
+                f"stream {stream!r}: ids that begin with {wire.TASK} belong to tasks, but "
+                f"{hello.peer!r} has no fence; give the producer another id"
+            )
+        words = self._words.get(task, [])
+        latest = words[-1] if words else ""
+        if word < latest:
+            return (
+                f"stream {stream!r}: the task of {hello.peer!r} has begun anew since, as "
+                f"{task}#{latest}, so events of its former state are refused; remove that state, "
+                f"or give the app another name"
+            )
+        return ""

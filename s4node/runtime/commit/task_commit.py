@@ -416,5 +416,7 @@ class TaskCommits:
 def _hears_tasks(what: TaskProgress) -> bool:
     """Return True if other tasks are among the producers in a commit."""
     return any(
-        lane.producer.startswith(TASK) for each in what.producers.values() for lane in each.lanes
+        saved.lane.producer.startswith(TASK)
+        for each in what.producers.values()
+        for saved in each.lanes
     )

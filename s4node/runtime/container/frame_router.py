@@ -194,11 +194,13 @@ class FrameRouter:
         self._partitions.offer_all(self.listener.effects.batches)
 
     def on_drained(self) -> None:
-        """Have a turn now that all arrived frames are taken, after commits that they ask for."""
-        commits = self.listener.effects.commits
+        """Have a turn now that all arrived frames are taken, after what they ask for."""
+        effects = self.listener.effects
         if self._loop is not None:
-            if commits and self._opened:
-                self._partitions.have_committed(commits)
+            if self._opened and effects.times:
+                self._partitions.take_times(effects.times)
+            if self._opened and effects.commits:
+                self._partitions.have_committed(effects.commits)
                 self._loop.nudge()
             self._loop.take_turn()
         else:

@@ -151,12 +151,14 @@ class Partitions:
         self._pipeline.drop(task.backlog.stages.values())
         del self.tasks[task.partition]
 
-    def on_time(self, lane: ProducerLane, mark: Mark) -> None:
-        """Take what a producer has reported of its time."""
-        task = self.tasks.get(lane.partition)
-        if task is not None:
-            stream, (_, time, idle) = lane.admission.stream, mark
-            task.processor.times.reported(stream, lane.origin, time, idle=idle)
+    def take_times(self, times: list[tuple[ProducerLane, Mark]]) -> None:
+        """Take what producers have reported of their times, out of the list."""
+        for lane, (number, time, idle) in times:
+            task = self.tasks.get(lane.partition)
+            if task is not None and number <= lane.safe:  # else its events were rolled back
+                stream = lane.admission.stream
+                task.processor.times.reported(stream, lane.origin, time, idle=idle)
+        times.clear()
 
     # -- feeding -----------------------------------------------------------------------------
 

@@ -189,7 +189,6 @@ class Parts:
             exchange=self.exchange,
             full=self.pipeline.full,
             cuts=replay.cuts,
-            on_time=self.partitions.on_time,
         )
         self.partitions.sources = self.inputs.sources_of
         parts = self.partitions, self.outputs, self.inputs, self.members, self.loop
@@ -232,6 +231,8 @@ class Parts:
     # -- the shell of the loop -------------------------------------------------------------------
 
     def commit(self, task: Task) -> bool:
+        if self._effects.times:
+            self.partitions.take_times(self._effects.times)
         return self._replay.committer.commit(task)
 
     def replace(self, task: Task) -> None:
@@ -275,6 +276,8 @@ class Parts:
             self._replay.released()
         if self.readers.subscribers:
             dues.append(self.readers.feed(now))
+        if self._effects.times:
+            self.partitions.take_times(self._effects.times)
         if self._effects.commits or self._effects.committed:
             self._carry_out()
         dues.append(self._listener.send_due(now))

@@ -30,7 +30,7 @@ class FastInputs:
         members: Members,
         on_release: Callable[[], None],
     ) -> None:
-        self._ports = [port for port in ports if port.durable is None]
+        self._ports = [port for port in ports if not port.durable]
         self._members = members
         self._on_release = on_release
         self._since: float | None = None

@@ -22,11 +22,10 @@ from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
 from s4node.events.routing import Router
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
 from s4node.net.ingress.producer_lane import FrameReceipt
+from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import Closings
 from s4node.runtime.inputs.frame_batches import (
     FRAME_BYTES,
     PIECE,
@@ -35,8 +34,6 @@ from s4node.runtime.inputs.frame_batches import (
     MixedFrameBatch,
 )
 from s4node.stages.stage import Stage, put_back
-
-_NONE_CLOSED: Closings = ()
 
 
 class InputPort:
@@ -62,7 +59,7 @@ class InputPort:
         self._leaving: set[int] = set()  # partitions
         self._stages = stages
         self.admission = admission
-        self.durable = admission if isinstance(admission, DurableAdmission) else None
+        self.durable = admission.commits is not None
         self._unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
         self.forwarded = 0
         self.routing = ""
@@ -94,11 +91,6 @@ class InputPort:
         self.admission.revoke(partition)
         del self._stages[partition]
 
-    def roll_back(self, partition: int) -> None:
-        """Have the producers of a partition go back, because its task was rolled back."""
-        if self.durable is not None:
-            self.durable.roll_back(partition)
-
     def is_open(self, partition: int) -> bool:
         """Return True if the port takes frames for a partition."""
         return partition in self._stages
@@ -108,32 +100,12 @@ class InputPort:
     ) -> wire.Hello | None:
         """Open the stream for a producer, or say why not; None if a commit must come first. Raises
         LimitReached."""
-        before, closings, error = hello, _NONE_CLOSED, self.deserializer.accept(hello.types)
-        if self.durable is not None:
-            hello, closings = self.durable.in_layout(hello)
-            if hello is not before:
-                error = error or self.durable.lost_before(before, closings)
-        error = error or self.admission.refusal(hello)
-        headers = {**self._headers, wire.PRODUCER: hello.peer}
-        if error:
-            return self.word(node, incarnation, error=error, headers=headers)
-        if self.durable is not None:
-            if self.durable.unsettled(hello, now):
-                return None
-            unknown = self.durable.unknown(hello)
-            if hello is not before and self._stages and not closings:
-                unknown = [each.partition for each in before.positions if each.number > 0]
-            if unknown:
-                headers = {**headers, wire.UNKNOWN: unknown}
-            if self._stages:
-                headers = {**headers, wire.LAYOUT: self.durable.layout}
-            if closings:
-                headers = {**headers, wire.CLOSED: closings}
-        positions = self.admission.hello(hello, connection, now)
-        if hello.peer.startswith(wire.TASK):
-            cuts = self.admission.cuts_of(position.partition for position in positions)
-            headers = {**headers, wire.SAVEPOINT: cuts} if cuts else headers
-        return self.word(node, incarnation, positions, headers=headers)
+        error = self.deserializer.accept(hello.types)
+        greeting = Greeting(error=error) if error else self.admission.greet(hello, connection, now)
+        if greeting is None:
+            return None
+        headers = {**self._headers, wire.PRODUCER: hello.peer, **greeting.headers}
+        return self.word(node, incarnation, greeting.positions, greeting.error, headers=headers)
 
     def word(
         self,
@@ -149,7 +121,7 @@ class InputPort:
         headers = dict(self._headers if headers is None else headers)
         if unasked:
             headers[wire.UNASKED] = True
-        if self.durable is not None:
+        if self.durable:
             headers[wire.DURABLE] = True
         if self.stream.time is not None:
             headers[wire.TIME] = self.stream.time.field
@@ -186,7 +158,7 @@ class InputPort:
         deserializer = self.deserializer
         if deserializer.router is None or routed:
             self._deliver(FrameBatch(deserializer, data, body, admitted))
-        elif self.durable is not None:
+        elif self.durable:
             deserializer.uncounted += admitted.end - admitted.first
             self._deliver(MixedFrameBatch(deserializer, data, body, admitted))
         else:

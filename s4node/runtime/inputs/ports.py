@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import trio
@@ -28,10 +28,11 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import InputStatistics, StageStatistics
 from s4node.net.egress.forwarding import PassedOn
 from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.commit_rows import CommitRows
 from s4node.net.ingress.connection import Connection
-from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.flow import Presence
-from s4node.net.ingress.producer_lane import Effects, Mark, ProducerLane
+from s4node.net.ingress.producer_lane import Commits, Effects, ProducerLane, cuts_of
+from s4node.net.ingress.roster import Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
@@ -60,8 +61,7 @@ class Ports:
     ``headers`` go with every answer to a hello; their owner changes them.
     ``shared`` says that there are other members. For ``durable`` streams, tasks commit the
     producers' numbers, and the ``exchange`` sends events of one task to another; ``full`` has the
-    streams and channels where too many of those wait. ``cuts`` are of the tasks. ``on_time`` is
-    called with a lane and what its producer has reported of its time.
+    streams and channels where too many of those wait. ``cuts`` are of the tasks.
     """
 
     def __init__(
@@ -80,7 +80,6 @@ class Ports:
         exchange: FastExchange,
         full: Container[tuple[str, Hashable]],
         cuts: Cuts,
-        on_time: Callable[[ProducerLane, Mark], None],
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -95,17 +94,19 @@ class Ports:
 
         def port(stream: Stream) -> InputPort:
             stages: dict[int, Stage] = {}
-            mine = stream.name, stages, effects, deserializers[stream.name], on_time
-            admission = StreamAdmission(*mine)
+            roster = Roster()
             if stream.name in durable:
-                admission = DurableAdmission(
-                    *mine,
-                    partitions=partitioner.partitions,
+                commits = Commits(
+                    partitioner.partitions,
                     on_demand=not config[settings.TASK_COMMIT_MS],
                     full=full,
-                    timed=isinstance(stream, InputStream) and stream.time is not None,
                     cuts=cuts,
                 )
+                timed = isinstance(stream, InputStream) and stream.time is not None
+                roster = CommitRows(commits, timed=timed)
+            admission = StreamAdmission(
+                stream.name, stages, effects, deserializers[stream.name], roster=roster
+            )
             hasher = config[settings.HASHER]
             made = InputPort(stream, stages, admission, partitioner, hasher, headers)
             made.deserializer.exchange = exchange
@@ -151,8 +152,8 @@ class Ports:
 
     def roll_back(self, partition: int) -> None:
         """Have producers go back, because the task of a partition was rolled back."""
-        for port in self._all:
-            port.roll_back(partition)
+        for producers in self.durable:
+            producers.roll_back(partition)
         self.committed(changed=True)
 
     # -- producers ---------------------------------------------------------------------------
@@ -165,9 +166,7 @@ class Ports:
         if port is None:
             connection.warn("hello for an unknown stream", stream=hello.stream)
             return self._refusal(hello, self.unknown(hello.stream))
-        reason = self._outdated(port, hello, connection)
-        others = port.admission.beside(hello.peer, connection)
-        reason = reason or connection.refusal(hello, len(port.admission.stages), others)
+        reason = connection.problem(hello, port.admission)
         return self._refusal(hello, reason) if reason else self._greet(port, hello, connection)
 
     def _greet(
@@ -186,8 +185,7 @@ class Ports:
         if answer.error:
             return answer
         connection.takes_over(before, hello)
-        durable = None if self._is_member(hello) else port.durable
-        if durable is not None and durable.save(hello.peer):
+        if not self._is_member(hello) and port.admission.roster.must_save(hello.peer):
             self._waiting.append(_Waiting(hello, connection, answer))
             return None
         self._opened(port, hello, connection)
@@ -201,12 +199,6 @@ class Ports:
     def _is_member(self, hello: wire.Hello) -> bool:
         return hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
 
-    def _outdated(self, port: InputPort, hello: wire.Hello, connection: Connection) -> str:
-        """Why a later connection of the producer goes on instead; empty if none does."""
-        if port.admission.is_later(hello):
-            return ""
-        return connection.outdated(port.admission.connection_of(hello.peer), hello.peer)
-
     def committed(self, *, changed: bool = False) -> None:
         """Answer hellos that have waited for a commit. If the partitions or numbers have
         ``changed``, those that wait to be saved begin again."""
@@ -218,21 +210,22 @@ class Ports:
             port = self.port(hello.stream)
             assert port is not None
             if answer is not None and not changed:
-                assert port.durable is not None
-                if port.durable.saves(hello.peer):
+                if port.admission.roster.saves(hello.peer):
                     self._waiting.append(each)
                     continue
                 self._opened(port, hello, connection)
             else:
-                reason = self._outdated(port, hello, connection)
+                reason = connection.outdated(hello, port.admission)
                 answer = self._refusal(hello, reason) if reason else None
                 answer = answer or self._greet(port, hello, connection)
             if answer is not None:
                 connection.answer(wire.encode_frame(answer))
 
     @property
-    def durable(self) -> list[DurableAdmission]:
-        return [port.durable for port in self._all if port.durable is not None]
+    def durable(self) -> list[CommitRows]:
+        """The producers of the durable streams."""
+        rosters = (port.admission.roster for port in self._all)
+        return [each for each in rosters if isinstance(each, CommitRows)]
 
     def _refusal(self, hello: wire.Hello, reason: str) -> wire.Hello:
         return wire.Hello(
@@ -275,7 +268,7 @@ class Ports:
         if port is None:
             return None
         # without state, tasks send each other events in the name of their container
-        forwards = stream in self.ports or port.durable is not None
+        forwards = stream in self.ports or port.durable
         return LaneSources(port.admission, partition, port.members if forwards else ())
 
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
@@ -366,7 +359,6 @@ def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:
     for lane in lanes:
         if isinstance(lane.connection, Connection):
             last = wire.Ruling(lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), "")
-            cuts = port.admission.cuts_of([lane.partition])
-            headers = {wire.SAVEPOINT: cuts} if cuts else {}
+            headers = cuts_of([lane])
             word = wire.Verdict(port.stream.name, lane.producer, (last,), headers=headers)
             lane.connection.answer(wire.encode_frame(word))

@@ -17,12 +17,17 @@ from seeds_of_the_day import every_fourth
 from s4node.errors import LimitReached
 from s4node.events.event import EventBatch
 from s4node.net.egress.outbox import Outbox
-from s4node.net.ingress.durable_admission import (
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.commit_rows import CommitRows, TakenLanes
+from s4node.net.ingress.producer_lane import (
+    AT_ONCE,
     UNKNOWN_BYTES,
-    DurableAdmission,
-    TakenLanes,
+    Commits,
+    Effects,
+    FrameReceipt,
+    Saved,
 )
-from s4node.net.ingress.producer_lane import AT_ONCE, Effects, FrameReceipt
+from s4node.net.ingress.roster import MAX_KEPT
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
 from s4node.offsets.producer_offsets import SavedProducer
@@ -69,19 +74,28 @@ class Node:
     """A durable stream of two partitions, its commits, and who asks for them."""
 
     def __init__(
-        self, rows: dict[int, dict[str, SavedProducer]] | None = None, **more: Any
+        self,
+        rows: dict[int, dict[str, SavedProducer]] | None = None,
+        *,
+        timed: bool = False,
+        most: int = MAX_KEPT,
+        **commits: Any,
     ) -> None:
         self.rows = rows or {0: {}, 1: {}}
         self.effects = Effects()
-        self.admission = DurableAdmission(
-            "ticks",
-            {0: Stage(1000), 1: Stage(1000)},
-            self.effects,
-            partitions=2,
-            **more,
+        self.roster = CommitRows(Commits(2, **commits), timed=timed, most=most)
+        self.admission = StreamAdmission(
+            "ticks", {0: Stage(1000), 1: Stage(1000)}, self.effects, roster=self.roster
         )
         for partition, kept in self.rows.items():
-            self.admission.restore(partition, kept, 0.0)
+            self.roster.restore(partition, kept, 0.0)
+
+    @property
+    def saved(self) -> Saved:
+        """What commits save of the first lane of the producer ``p``."""
+        saved = self.admission.lanes["p", 0].saved
+        assert saved is not None
+        return saved
 
     def hello(
         self, *numbers: tuple[int, int], peer: str = "p", incarnation: str = "i1", **headers: Any
@@ -95,7 +109,7 @@ class Node:
         """Number and what is settled, of each partition."""
         hello = self.hello(*numbers, **more)
         assert self.admission.refusal(hello) == ""
-        assert not self.admission.unsettled(hello, 0.0)
+        assert not self.roster.unsettled(hello, 0.0)
         return [(at.number, at.safe) for at in self.admission.hello(hello, connection, 0.0)]
 
     def take(self, first: int, count: int, partition: int = 0, peer: str = "p") -> FrameReceipt:
@@ -107,10 +121,10 @@ class Node:
 
     def commit(self, partition: int = 0) -> dict[str, SavedProducer | None]:
         """What is written."""
-        taken = self.admission.snapshot(partition)
-        self.admission.commit_written(partition, taken)
+        taken = self.roster.snapshot(partition)
+        self.roster.commit_written(partition, taken)
         rows: dict[str, SavedProducer | None] = dict.fromkeys(taken.forgotten)
-        return rows | {lane.producer: kept for lane, kept in taken.lanes.items()}
+        return rows | {saved.lane.producer: row for saved, row in taken.lanes.items()}
 
     def ruling(self, peer: str = "p") -> wire.Ruling:
         return self.admission.lanes[peer, 0].ruling()
@@ -119,17 +133,17 @@ class Node:
 def test_a_new_program_with_an_id_is_answered_once_the_next_owner_would_know_it() -> None:
     node = Node(timed=True)
     node.greet(peer="without an id")
-    assert not node.admission.save("without an id")
+    assert not node.roster.must_save("without an id")
     node.greet(own_id=True)
-    assert node.admission.save("p")
+    assert node.roster.must_save("p")
     assert node.effects.commits == {0: 0.0, 1: 0.0}
     assert node.commit(0) == {"p": kept(0, own_id=True)}
-    assert node.admission.saves("p")
+    assert node.roster.saves("p")
     node.commit(1)
-    assert not node.admission.saves("p")
+    assert not node.roster.saves("p")
     again = Node({0: {"p": kept(0, own_id=True)}, 1: {"p": kept(0, own_id=True)}}, timed=True)
     again.greet(own_id=True)
-    assert not again.admission.save("p")
+    assert not again.roster.must_save("p")
     assert again.effects.commits == {}
 
 
@@ -186,7 +200,7 @@ def test_a_producer_may_have_so_many_bytes_beyond_what_is_committed() -> None:
     heavy = wire.Data("ticks", 0, "p", 0, 1, (wire.Section(1, 1, 1),))
     receipt = node.admission.admit(heavy, NODE, 0.0, 1 << 23)
     assert receipt is not None
-    assert node.admission.lanes["p", 0].window == WINDOW_BYTES // 2 // (1 << 23)  # type: ignore[attr-defined]
+    assert node.saved.window == WINDOW_BYTES // 2 // (1 << 23)
 
 
 def test_a_producer_gets_no_more_credit_than_its_window_before_its_events_are_weighed() -> None:
@@ -216,9 +230,9 @@ def test_a_producer_that_has_heard_more_than_the_row_says_is_told_of_the_loss() 
     node = Node()
     hello = node.hello((0, 8), (1, 0), (9, 1))
     assert node.admission.refusal(hello) == ""
-    assert node.admission.unknown(hello) == [0]  # nothing is known, so it is believed, and told
+    assert node.roster.unknown(hello) == [0]  # nothing is known, so it is believed, and told
     assert node.greet((0, 8), (1, 0)) == [(8, 8), (0, 0)]
-    assert node.admission.unknown(hello) == []
+    assert node.roster.unknown(hello) == []
 
 
 def test_a_producer_without_numbers_waits_until_its_earlier_events_are_committed() -> None:
@@ -226,11 +240,11 @@ def test_a_producer_without_numbers_waits_until_its_earlier_events_are_committed
     node.greet()
     frame = node.take(0, 10)
     hello = node.hello()
-    assert node.admission.unsettled(hello, 0.0)
+    assert node.roster.unsettled(hello, 0.0)
     assert node.effects.commits.get(0) != AT_ONCE  # there is nothing to commit yet
     frame.done()
     assert node.effects.commits == {0: AT_ONCE}
-    assert node.admission.unsettled(hello, 0.0)
+    assert node.roster.unsettled(hello, 0.0)
     node.commit()
     assert node.greet() == [(10, 10), (0, 0)]
     node.admission.validate()
@@ -296,7 +310,7 @@ def test_who_is_connected_is_seen_although_it_sends_nothing() -> None:
 
 def test_rows_without_a_lane_are_forgotten_by_the_time_that_somebody_could_have_heard() -> None:
     node = Node()
-    node.admission.restore(0, {"p": kept(5)}, 1000.0)
+    node.roster.restore(0, {"p": kept(5)}, 1000.0)
     node.admission.tick(1100.0, 100.0)
     assert node.commit() == {}
     node.admission.tick(1107.0, 100.0)
@@ -364,10 +378,10 @@ def test_so_many_producers_are_known_and_another_one_is_refused() -> None:
 def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
     node = Node({0: {"p": SavedProducer(5)}, 1: {}})
     node.admission.tick(200.0, 100.0)
-    taken = node.admission.snapshot(0)
+    taken = node.roster.snapshot(0)
     assert taken.forgotten == {"p"}
     assert node.greet() == [(5, 5), (0, 0)]
-    node.admission.commit_written(0, taken)
+    node.roster.commit_written(0, taken)
     assert node.commit() == {"p": kept(5)}
 
 
@@ -389,12 +403,12 @@ def test_a_producer_that_does_not_ask_for_its_verdicts_can_wait_a_second_for_a_c
     node = Node(on_demand=on_demand)
     node.greet()
     frame = node.take(0, 3)
-    assert node.admission.patience(0) == math.inf
+    assert node.roster.patience(0) == math.inf
     frame.done()
-    assert node.admission.patience(0) == (math.inf if on_demand else 1.0)
+    assert node.roster.patience(0) == (math.inf if on_demand else 1.0)
     assert node.effects.commits == ({} if on_demand else {0: 1.0})
     node.commit()
-    assert node.admission.patience(0) == math.inf
+    assert node.roster.patience(0) == math.inf
 
 
 @pytest.mark.parametrize("asks_first", [False, True])
@@ -412,9 +426,9 @@ def test_a_producer_that_asks_for_its_verdicts_waits_once_all_of_its_events_are_
     if not asks_first:
         node.admission.ask("p", NODE)
     assert node.effects.commits == {0: 0.0}
-    assert node.admission.patience(0) == 0.0
+    assert node.roster.patience(0) == 0.0
     node.commit()
-    assert node.admission.patience(0) == math.inf
+    assert node.roster.patience(0) == math.inf
 
 
 def test_on_demand_a_producer_that_wants_its_verdict_makes_a_commit() -> None:
@@ -507,16 +521,16 @@ class DurableWorld(World):
         """A life of the node begins."""
         frames = self.admission.deserializer.settings
         self.effects = Effects()
-        self.admission = DurableAdmission(
+        self.roster = CommitRows(Commits(len(self.settings), window_events=self.window))
+        self.admission = StreamAdmission(
             "ticks",
             {number: Stage(settings, number) for number, settings in enumerate(self.settings)},
             self.effects,
             Gauge(frames),
-            partitions=len(self.settings),
-            window_events=self.window,
+            roster=self.roster,
         )
         for partition, rows in self.rows.items():
-            self.admission.restore(partition, rows, self.time)
+            self.roster.restore(partition, rows, self.time)
         self.processed = {place: list(serials) for place, serials in self.saved.items()}
         self.committing.clear()
         self.at_hand.clear()
@@ -560,8 +574,8 @@ class DurableWorld(World):
         header = frame.header
         if isinstance(header, wire.Hello):
             assert self.admission.refusal(header) == ""
-            assert not self.admission.unknown(header)
-            if self.admission.unsettled(header, self.time):
+            assert not self.roster.unknown(header)
+            if self.roster.unsettled(header, self.time):
                 self.waiting.append((frame, wire_))
                 return
         super().node_takes(frame, wire_)
@@ -597,7 +611,7 @@ class DurableWorld(World):
     def commit(self, partition: int) -> None:
         """Take state and numbers of a task, to be written."""
         if partition not in self.committing:
-            taken = self.admission.snapshot(partition)
+            taken = self.roster.snapshot(partition)
             state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
             self.committing[partition] = taken, state
             self.effects.commits.pop(partition, None)
@@ -609,7 +623,7 @@ class DurableWorld(World):
         rows = self.rows.setdefault(partition, {})
         for producer in taken.forgotten:
             rows.pop(producer, None)
-        rows.update({lane.producer: kept for lane, kept in taken.lanes.items()})
+        rows.update({saved.lane.producer: row for saved, row in taken.lanes.items()})
         self.saved.update(state)
         return taken
 
@@ -617,7 +631,7 @@ class DurableWorld(World):
         """It is written, and told."""
         taken = self.write(partition)
         if taken is not None:
-            self.admission.commit_written(partition, taken)
+            self.roster.commit_written(partition, taken)
             waiting, self.waiting = self.waiting, []
             for frame, wire_ in waiting:
                 if wire_ in self.wires.values():
@@ -640,7 +654,8 @@ class DurableWorld(World):
         for serials in self.processed.values():  # once, and in order
             assert all(one < other for one, other in pairwise(serials))
         for lane in self.admission.lanes.values():
-            assert lane.limit <= lane.committed + lane.window  # type: ignore[attr-defined]
+            assert lane.saved is not None
+            assert lane.limit <= lane.saved.committed + lane.saved.window
 
     def settle(self) -> None:
         for name in self.names:

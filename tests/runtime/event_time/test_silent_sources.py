@@ -344,7 +344,7 @@ async def test_a_program_whose_earlier_life_is_yet_to_be_committed_may_end(tmp_p
             await second.send_frames(hello, wire.EndOfStream("trades", "once"))
             await until(lambda: "once" in admission._ended)
         node.parts.loop.commit = commit
-        await until(lambda: not admission.lanes and not admission._known)
+        await until(lambda: not admission.lanes and not admission.roster._known)
 
 
 async def test_the_types_of_a_program_that_waits_to_be_saved_count_once(

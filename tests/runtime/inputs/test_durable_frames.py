@@ -19,8 +19,9 @@ from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, T
 from s4node.events.event import Event, EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
-from s4node.net.ingress.durable_admission import DurableAdmission, DurableLane
-from s4node.net.ingress.producer_lane import Effects
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.commit_rows import CommitRows
+from s4node.net.ingress.producer_lane import Commits, Effects, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.loop.step_runner import at_once
@@ -198,10 +199,11 @@ class Node:
         self.backlog: Backlog = self.task.backlog
         self.backlog.on_load = self._loaded
         self.effects = Effects()
+        self.roster = CommitRows(Commits(2))
         self.port = InputPort(
             stream,
             self.stages,
-            DurableAdmission("clicks", self.stages, self.effects, partitions=2),
+            StreamAdmission("clicks", self.stages, self.effects, roster=self.roster),
             Partitioner(2),
             "crc32m",
             {},
@@ -232,10 +234,8 @@ class Node:
         self.effects.batches.clear()
 
     @property
-    def lane(self) -> DurableLane:
-        lane = self.port.admission.lanes["p", 0]
-        assert isinstance(lane, DurableLane)
-        return lane
+    def lane(self) -> ProducerLane:
+        return self.port.admission.lanes["p", 0]
 
     def _loaded(self, batch: EventBatch) -> None:
         self.left_out += [(batch, one) for one in self.poison_events.leave_out(batch)]
@@ -307,9 +307,8 @@ class Node:
 
     def check(self) -> None:
         """A commit that is taken now covers what is done, no less and no more."""
-        admission = self.port.admission
-        assert isinstance(admission, DurableAdmission)
-        row = admission.snapshot(0).lanes.get(self.lane)
+        assert self.lane.saved is not None
+        row = self.roster.snapshot(0).lanes.get(self.lane.saved)
         number = 0 if row is None else row.number
         done = self.processed | self.sent_on
         good = {n for n, kind in enumerate(self.kinds) if kind in (GOOD, STRAY)}

@@ -18,9 +18,10 @@ from s4node.events.event import Event, EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.durable_admission import DurableAdmission
+from s4node.net.ingress.commit_rows import CommitRows
 from s4node.net.ingress.flow import Flow
-from s4node.net.ingress.producer_lane import Effects
+from s4node.net.ingress.producer_lane import Commits, Effects
+from s4node.net.ingress.roster import Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
@@ -142,8 +143,8 @@ class Inputs:
         self.looks: list[bool] = []  # whether it was held when it was looked how much waits
         self._batches: list[EventBatch] = []
         stages = {0: self.stage}
-        made = DurableAdmission if durable else StreamAdmission
-        admission = made("visits", stages, self.effects)
+        roster = CommitRows(Commits()) if durable else Roster()
+        admission = StreamAdmission("visits", stages, self.effects, roster=roster)
         self.port = InputPort(stream, stages, admission, Partitioner(1), "crc32m", {})
         self.fast = FastInputs([self.port], self, self._released)
 

@@ -25,7 +25,7 @@ from s4node.errors import (
     presentable,
 )
 from s4node.events.event import LIVE, EventBatch, GenericEvent
-from s4node.net.ingress.producer_lane import shortened
+from s4node.net.ingress.report import shortened
 from s4node.offsets.deaths import OWN
 from s4node.runtime.task.poison.dead_letter import dead_letter, raw_of
 

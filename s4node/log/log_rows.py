@@ -1,7 +1,10 @@
-"""Admission of producers to a stream of the log, and when they are forgotten.
+"""The producers that the files of a log remember: the roster of a stream of the log.
 
 Rules
-- Producers are recorded in the files of the stream's partitions; their lanes resume from there.
+- Producers are recorded in the files of the stream's partitions; their lanes resume from there. A
+  new life that sends nothing again resumes after every part of its frames in any partition: if the
+  file of its own lane was lost or is an older copy, new events must not get the numbers of those
+  parts.
 - A task, and a program with an id of its own, is forgotten only on request: the producer ends its
   stream, ``s4 log forget`` names it, or a later life of the task has another id.
 - Any other producer is also forgotten after an absence of ``expiry`` seconds, counted while the
@@ -12,17 +15,21 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+
+from msgspec.structs import replace
 
 from s4node.errors import LimitReached
 from s4node.log.partition.ledger import part_of, unfit
 from s4node.log.streams import LogPartition
-from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.producer_life import task_of
+from s4node.net.ingress.roster import MAX_KEPT, Roster
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.producer_offsets import Closings, SavedProducer
 
 _LOOKED_AT = 64
 """The producers that are looked at to make room for one."""
@@ -31,17 +38,20 @@ _LOOKED_AT = 64
 def _nothing(_: object) -> None: ...
 
 
-@dataclass
-class LogAdmission(StreamAdmission):
+@dataclass(eq=False)
+class LogRows(Roster):
     """The producers of a stream of the log; at most ``most`` are known."""
 
-    partitions: Sequence[LogPartition] = ()
+    partitions: Sequence[LogPartition]
     most: int = MAX_KEPT
+    _admission: StreamAdmission = field(init=False)
     _seen: dict[str, float] = field(default_factory=dict)  # producers that expire, last seen when
     _own: set[str] = field(default_factory=set)
     _now: float = 0.0
+    _looked: bool = False  # for absent producers
 
-    def __post_init__(self) -> None:
+    def begin(self, admission: StreamAdmission) -> None:
+        self._admission = admission
         for partition in self.partitions:
             for name, row in partition.producers.items():
                 self._on_producer(name, row)
@@ -58,30 +68,33 @@ class LogAdmission(StreamAdmission):
         oldest = islice(self._seen, _LOOKED_AT)
         single = next((name for name in oldest if self._is_single(name)), None)
         if single is not None:
-            self._forget_rows(single)
+            self.forget_rows(single)
             return
         raise LimitReached(
-            f"stream {self.stream!r}: the log knows {self.most} producers, and cannot know more; "
-            f"forget those that will not return (s4 log forget), and give no producer id to "
-            f"programs that run once"
+            f"stream {self._admission.stream!r}: the log knows {self.most} producers, and cannot "
+            f"know more; forget those that will not return (s4 log forget), and give no producer "
+            f"id to programs that run once"
         )
 
-    def refusal(self, hello: wire.Hello) -> str:
-        """The reason to refuse a producer the stream, or empty. Raises LimitReached."""
+    def problem(self, hello: wire.Hello) -> str:
         if problem := unfit(hello.peer):
-            return f"stream {self.stream!r}: {problem}"
-        if problem := super().refusal(hello):
-            return problem
+            return f"stream {self._admission.stream!r}: {problem}"
         self.check_room(hello.peer)
         return ""
 
-    def hello(
-        self, hello: wire.Hello, connection: Hashable, now: float
-    ) -> tuple[wire.Position, ...]:
-        self._now = now
-        positions = super().hello(hello, connection, now)
-        self._note(hello.peer, self.lanes[hello.peer, 0].own_id)
-        return positions
+    def in_layout(self, said: wire.Hello) -> tuple[wire.Hello, Closings, str]:
+        if not said.headers.get(wire.NEW) or said.positions:
+            return said, (), ""
+        behind: dict[int, int] = {}  # the number after all split frames, by the lane they came by
+        for each in self.partitions:
+            for lane, number in each.parts(said.peer).items():
+                behind[lane] = max(behind.get(lane, 0), number)
+        positions = tuple(wire.Position(*each) for each in behind.items())
+        return replace(said, positions=positions), (), ""
+
+    def greeted(self, lane: ProducerLane, *, changed: bool) -> None:  # noqa: ARG002
+        self._now = lane.seen
+        self._note(lane.producer, lane.own_id)
 
     def ids_of(self, producer: str) -> list[str]:
         """The known ids of a producer; the id of a task may lack its last word."""
@@ -90,32 +103,29 @@ class LogAdmission(StreamAdmission):
 
     def is_here(self, producer: str) -> bool:
         """Return True if the producer is connected, or some of its events are not settled."""
-        lanes = (self.lanes.get((producer, each)) for each in self.stages)
         return any(
-            lane is not None and (lane.connection is not None or not self._is_over(lane))
-            for lane in lanes
+            lane.connection is not None or not self._admission.is_over(lane)
+            for lane in self._admission.lanes_of(producer)
         )
 
     def forget_known(self, producer: str, done: Callable[[object], None]) -> list[int]:
         """Forget a producer that is not connected; returns the partitions that knew it. Each calls
         ``done`` with its answer."""
-        for partition in self.stages:
-            lane = self.lanes.get((producer, partition))
-            if lane is not None:
-                self._drop(lane)
+        for lane in self._admission.lanes_of(producer):
+            self._admission.remove(lane)
         self._own.discard(producer)
         self._seen.pop(producer, None)
         return [each.number for each in self.partitions if each.forget(producer, done)]
 
-    def _forget_absent(self, now: float, expiry: float) -> None:
+    def forget_absent(self, now: float, expiry: float) -> None:
         self._now = now
-        if not self._next_look:  # absence counts from the start of the node
-            self._seen = dict.fromkeys(self._seen, now)
-        for producer, _ in self.lanes:
+        if not self._looked:  # absence counts from the start of the node
+            self._seen, self._looked = dict.fromkeys(self._seen, now), True
+        for producer, _ in self._admission.lanes:
             self._note(producer, producer in self._own)
         for producer, seen in list(self._seen.items()):
             if seen < now - expiry:
-                self._forget_rows(producer)
+                self.forget_rows(producer)
 
     def _note(self, producer: str, own_id: bool) -> None:
         """Record that the producer is known and was active now."""
@@ -130,17 +140,16 @@ class LogAdmission(StreamAdmission):
         part = part_of(name)
         producer = name if part is None else part[0]
         self._note(producer, row.own_id)
-        self.learn(producer)
+        self._admission.learn(producer)
 
     def _is_single(self, producer: str) -> bool:
         """Return True if the producer is known only by append queries."""
         rows = [each.producers.get(producer) for each in self.partitions]
-        return all(row is None or not row.life for row in rows) and not any(
-            (producer, partition) in self.lanes for partition in self.stages
-        )
+        single = all(row is None or not row.life for row in rows)
+        return single and not self._admission.lanes_of(producer)
 
-    def _row(self, producer: str, partition: int) -> SavedProducer | None:
+    def row(self, producer: str, partition: int) -> SavedProducer | None:
         return self.partitions[partition].producers.get(producer)
 
-    def _forget_rows(self, producer: str) -> None:
+    def forget_rows(self, producer: str) -> None:
         self.forget_known(producer, _nothing)

@@ -1,0 +1,200 @@
+"""The answers that the producer of a lane has had, and those to come. Pure.
+
+Rules
+- A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
+  does not tell it, and what was told is kept until the producer shows that it heard, for after a
+  reconnect.
+- A verdict that could not be sent takes its credit back; the next one repeats all of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from s4node.errors import presentable
+
+MAX_EXCEPTIONS = 256
+"""Ranges told in a verdict, refused and shed together; the rest follow in the next."""
+
+_REASON = 500
+"""Characters of a reason."""
+
+
+def shortened(reason: str) -> str:
+    """A reason of bearable length: it may quote an event, and many travel in one verdict."""
+    reason = presentable(reason)
+    return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
+
+
+class Unprocessed(NamedTuple):
+    """Numbers that were not processed: ``count`` of them from ``number`` on."""
+
+    number: int
+    count: int  # type: ignore[assignment]  # nobody counts the fields
+    reason: str
+    shed: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first number after them."""
+        return self.number + self.count
+
+    @property
+    def told(self) -> tuple[int, int, str]:
+        return self.number, self.count, self.reason
+
+
+class Pending:
+    """The unprocessed numbers that a producer was not told yet, the lowest first.
+
+    Consecutive numbers with the same reason are one range. Most come in order, and extend the last
+    range; the others are in a heap, so the cost of a verdict does not depend on what else waits.
+    """
+
+    __slots__ = ("_heap", "_last")
+
+    def __init__(self) -> None:
+        self._heap: list[Unprocessed] = []
+        self._last: Unprocessed | None = None
+
+    def add(self, new: Unprocessed) -> None:
+        last = self._last
+        if last is None:
+            self._last = new
+        elif _goes_on(last, new):
+            self._last = last._replace(count=last.count + new.count)
+        else:
+            heappush(self._heap, last)
+            self._last = new
+
+    def pop_lowest(self, most: int) -> list[Unprocessed]:
+        """Take the lowest ranges, in order, to tell them now."""
+        heap, taken = self._heap, list[Unprocessed]()
+        if self._last is not None:
+            heappush(heap, self._last)
+            self._last = None
+        while heap:
+            if taken and _goes_on(taken[-1], heap[0]):
+                last = taken.pop()
+                taken.append(last._replace(count=last.count + heappop(heap).count))
+            elif len(taken) < most:
+                taken.append(heappop(heap))
+            else:
+                break
+        return taken
+
+    def forget_from(self, number: int) -> None:
+        """Forget this number and later ones, which were rolled back and will be resent."""
+        self._heap = [
+            one._replace(count=min(one.end, number) - one.number)
+            for one in self
+            if one.number < number
+        ]
+        heapify(self._heap)
+        self._last = None
+
+    @property
+    def first(self) -> int:
+        """The lowest number, of some."""
+        return min(one.number for one in (*self._heap[:1], self._last) if one is not None)
+
+    def __iter__(self) -> Iterator[Unprocessed]:
+        yield from self._heap
+        if self._last is not None:
+            yield self._last
+
+    def __len__(self) -> int:
+        return len(self._heap) + (self._last is not None)
+
+
+def _goes_on(last: Unprocessed, new: Unprocessed) -> bool:
+    return last.end == new.number and last.reason == new.reason and last.shed == new.shed
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Report:
+    """The answers to a producer, from the number ``sent_upto`` on.
+
+    ``sent_upto`` and ``sent_limit`` are of the last verdict, ``unheard`` are refusals that were
+    told with the credit of that time. The producer is told at once if it is ``urgent``, if its
+    credit is used up to ``press_at``, or if numbers up to ``asked`` are settled.
+    """
+
+    sent_upto: int
+    sent_limit: int
+    press_at: int
+    pending: Pending | None = None  # if there is any
+    unheard: deque[tuple[int, Sequence[Unprocessed]]] | None = None
+    urgent: bool = False
+    asked: int = -1
+    ruled: Sequence[Unprocessed] = ()  # by the last verdict
+    before: tuple[int, int, int, int] = (0, 0, 0, 0)  # that one
+
+    def add(self, *unprocessed: Unprocessed) -> None:
+        """Have the producer told of these numbers."""
+        for one in unprocessed:
+            self.pending = self.pending or Pending()
+            self.pending.add(one)
+
+    def skip(self, start: int) -> None:
+        self.sent_upto = self.sent_limit = self.press_at = start
+
+    def next_exceptions(self) -> Sequence[Unprocessed]:
+        """Take what the next verdict tells."""
+        if self.pending is None:
+            return ()
+        taken = self.pending.pop_lowest(MAX_EXCEPTIONS)
+        self.unheard = self.unheard or deque()
+        self.unheard.append((self.sent_limit, taken))
+        self.pending = self.pending or None
+        self.urgent = self.pending is not None
+        return taken
+
+    def take_back(self) -> int:
+        """Take back the last verdict, which could not be sent; return the limit before it."""
+        limit, self.sent_upto, self.sent_limit, self.press_at = self.before
+        self.urgent = True
+        if self.ruled and self.unheard:
+            self.unheard.pop()
+            self.add(*self.ruled)
+        return limit
+
+    def forget_from(self, number: int) -> None:
+        """Forget what waits from this number on, which was rolled back."""
+        if self.pending is not None:
+            self.pending.forget_from(number)
+            self.pending = self.pending or None
+
+    def heard(self, end: int) -> None:
+        """Note that the producer used credit up to ``end``, so it got the verdicts before that."""
+        while self.unheard and end > self.unheard[0][0]:
+            self.unheard.popleft()
+
+    def reopened(self, upto: int) -> None:
+        """Repeat to a reconnected producer everything from ``upto`` on."""
+        told = [
+            one._replace(number=max(one.number, upto), count=one.end - max(one.number, upto))
+            for one in self._told
+            if one.end > upto
+        ]
+        self.unheard = None
+        self.add(*told)
+        self.urgent = self.pending is not None
+
+    def restore(self, saved: Sequence[tuple[int, int, str, bool]]) -> None:
+        """Go on with refusals that an earlier owner of the partition has told, or not."""
+        if saved:
+            self.unheard = deque([(self.sent_limit, [Unprocessed(*one) for one in saved])])
+
+    @property
+    def saved(self) -> tuple[Unprocessed, ...]:
+        """All refusals that the producer may not know."""
+        return (*self._told, *(self.pending or ()))
+
+    @property
+    def _told(self) -> Iterator[Unprocessed]:
+        return (one for _, exceptions in self.unheard or () for one in exceptions)
