@@ -132,6 +132,7 @@ class Database:
         with self._translated():
             disk.make_folder(folder)
             self._db = Rdict(str(folder), options)
+            options.create_if_missing(False)  # if it is opened again, it has to be there
             try:
                 version = self._db.get(_VERSION_ROW)
                 if version is None:

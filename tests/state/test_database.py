@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import filled
 
-from s4node.errors import StateError
+from s4node.errors import StateError, StoreCorrupt
 from s4node.state.database import PIECE_ROWS, Database
 from s4node.state.rows import FIRST_TABLE, REDO, TASK_GROUP, prefix
 
@@ -125,6 +127,25 @@ def test_while_a_disk_is_full_all_rows_can_be_read_and_then_written_again(tmp_pa
         check=False,
     )
     assert told.stdout.split() == ["failed", "failed", "read", "read", "written"], told.stderr
+
+
+def test_a_database_whose_folder_was_removed_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    database = Database(tmp_path / "task")
+    database.write([b"one"], [b"1"])
+    shutil.rmtree(tmp_path / "task")
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "_write", full)
+        with pytest.raises(StateError):
+            database.write([b"two"], [b"2"])
+    with pytest.raises(StoreCorrupt, match="does not exist"):
+        database.write([b"two"], [b"2"])
+    with pytest.raises(StateError, match="already closed"):
+        database.close()
 
 
 def test_what_is_missing_of_a_commit_is_written_by_the_first_reader_once_there_is_room(

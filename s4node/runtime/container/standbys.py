@@ -88,10 +88,10 @@ class Standbys:
     async def _remove_left(self) -> None:
         """Remove the folders of tasks that are followed no more since the last start."""
         await self._wanted.wait()
-        for partition, name in self._names.items():
+        for partition in self._names:
             async with self._removing:
                 if partition not in self._following.keys() | self._taken:
-                    await threads.run_sync(remove_standby, task_folder(self._folder, name))
+                    await threads.run_sync(self._follower(partition).remove_left)
 
     def follow(self, partitions: Collection[int]) -> None:
         for partition in self._following.keys() - set(partitions):

@@ -109,7 +109,11 @@ class Follower:
         self._idle = 0 if found.commits else self._idle + 1
         passing("standby.found")
         if found.rows:
-            database.write(list(found.rows), list(found.rows.values()))
+            try:
+                database.write(list(found.rows), list(found.rows.values()))
+            except StoreCorrupt:  # or another process has removed the folder
+                self._begin_anew()
+                raise
         passing("standby.written")
         self._position = found.position
         self._since += found.commits
@@ -145,6 +149,17 @@ class Follower:
         self.task.resume(self._since, self._checkpoint, self._removable)
         passing("standby.finished")
         return self.folder
+
+    def remove_left(self) -> None:
+        """Remove the folder that an earlier process has left, unless another one follows there."""
+        if self.folder.exists():
+            try:
+                self._make(self.folder).close()
+            except StateError:
+                return  # it is in use
+            except StoreCorrupt:
+                pass
+        remove_standby(self._epochs)
 
     def close(self) -> None:
         """Close the database; the folder stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections.abc import Mapping
@@ -52,6 +53,43 @@ def test_whatever_happens_a_standby_leads_to_the_state_that_a_restore_finds(
     owner.state.close()
     expected = at.restored()
     assert expected == at.taken_over(follower)
+
+
+def test_a_standby_whose_folder_is_removed_begins_anew_and_has_all_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of an open database are there until it is opened again, as after a full disk."""
+    at = Place(tmp_path)
+    owner = at.owner()
+    owner.commit({"one": 1})
+    follower = at.follower()
+    follower.follow()
+    shutil.rmtree(follower.folder)
+    owner.commit({"two": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "_write", full)
+        with pytest.raises(StateError, match="No space left"):
+            follower.follow()
+    with pytest.raises(StoreCorrupt):
+        follower.follow()
+    follower.follow()
+    owner.state.close()
+    expected = at.restored()
+    assert expected == at.taken_over(follower)
+
+
+def test_a_folder_that_another_process_follows_into_is_not_removed_as_left(tmp_path: Path) -> None:
+    at = Place(tmp_path)
+    owner = at.owner()
+    owner.commit({"one": 1})
+    follower = at.follower()
+    follower.follow()
+    at.follower().remove_left()
+    assert epochs.is_complete(follower.folder)
+    follower.close()
+    at.follower().remove_left()
+    assert not follower.folder.exists()
+    owner.state.close()
 
 
 def test_a_standby_fetches_only_what_follows(tmp_path: Path) -> None:
@@ -254,6 +292,10 @@ def test_the_files_of_an_epoch_are_not_written_over(tmp_path: Path) -> None:
     other.state.close()
     assert at.restored() == at.taken_over(follower)
     assert {path.name: path.read_bytes() for path in at.newest(1).glob("*.sst")} == before
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def follow(follower: Follower) -> None:
