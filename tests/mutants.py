@@ -75,7 +75,7 @@ MUTANTS = (
         "net/egress/transactional_outbox.py",
         "            self.lanes[at].released = end\n",
         "            self.lanes[at].released = end\n"
-        "            self._forget(self.lanes[at], list(self.lanes[at].frames))\n",
+        "            self.rows.drop_frames(self.lanes[at], list(self.lanes[at].frames))\n",
     ),
     Mutant(
         "a former owner overwrites the claim of the next one",
