@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import free_port
 
@@ -137,9 +137,12 @@ class Broker:
         try:
             while True:
                 for message in consumer.consume(1000, 1):
-                    if message.error() is not None:
+                    if message.error() is None:
+                        found += 1
+                    elif message.error().code() == KafkaError._PARTITION_EOF:
                         return found
-                    found += 1
+                    else:
+                        raise KafkaException(message.error())
         finally:
             consumer.close()
 

@@ -370,8 +370,8 @@ SYSTEM_ADDRESS = Pattern(
 )
 SYSTEM_CONSUMER = ClientOption(
     _INPUTS, "systems.<system>.consumer.<option>", "/etc/ssl/ca.pem", kinds.TEXT,
-    "An option of the client that reads from a system. For kafka it is one of librdkafka's. The "
-    "value of an option .file is in that file: sasl.password.file has the value of sasl.password.",
+    "An option of the client that reads from a system. For kafka it is one of librdkafka's. A "
+    "secret is in a file, which the option with .file names, as sasl.password.file does.",
     "systems.orders.consumer.ssl.ca.location",
 )
 PHYSICAL_NAME = Pattern(

@@ -91,7 +91,7 @@ class JobGuard:
     grown: Mapping[str, int] = field(default_factory=dict)
     layout: int | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
-    anew: frozenset[str] = frozenset()
+    anew: frozenset[str] = field(default=frozenset(), compare=False)
 
     def check(self, before: JobGuard, place: str, fix: str) -> None:
         """Raise CheckpointError, with every reason, if this job cannot resume. ``before`` wrote the
@@ -173,7 +173,8 @@ class JobGuard:
         counts = {**before.counts, **self.counts}
         grown = before.grown_to(self.counts)
         layout = max(self.layout or 0, before.layout or 0)
-        identities = {**before.identities, **self.identities}
+        known = {name: identity for name, identity in self.identities.items() if identity}
+        identities = {**before.identities, **known}
         return replace(self, counts=counts, grown=grown, layout=layout, identities=identities)
 
     def follows(self, before: JobGuard | None) -> bool:

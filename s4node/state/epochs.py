@@ -226,6 +226,8 @@ def claim(
     passing("claim.copy")
     if saved is not None:
         inherit(saved, own)
+        if not is_database(own):
+            raise StoreCorrupt(f"{saved} was removed while it was taken over")
         return _completed(own, make(own))
     earlier = _candidates(folder, epoch)
     if elsewhere is not None:
@@ -267,6 +269,11 @@ def _completed(own: Path, database: Database) -> Database:
 
 def is_complete(folder: Path) -> bool:
     return (folder / _DONE).exists()
+
+
+def is_database(folder: Path) -> bool:
+    """Return False if a database opened there would be a new one."""
+    return (folder / "CURRENT").exists()
 
 
 def unmark(folder: Path) -> None:

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,12 +33,12 @@ from confluent_kafka.admin import AdminClient
 from s4node import threads
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, S4Error, StartpointError, UnknownStream
+from s4node.errors import ConfigError, S4Error, StartpointError, UnknownStream, described
 from s4node.events.event import GenericEvent
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import Bounds, PartitionReader, SystemStreamPartition
-from s4node.systems.kafka_reader import DENIED, GONE, KafkaConsumer, KafkaReader
+from s4node.systems.kafka_reader import DENIED, GONE, PASSING, KafkaConsumer, KafkaReader
 from s4node.systems.records import RecordFormat, RecordReader
 
 log = get_logger("s4node.systems")
@@ -47,13 +48,18 @@ T = TypeVar("T")
 _TIMEOUT = 5.0
 """The seconds after which a question is asked again."""
 
-_NEW_TOPIC_TRIES = 5
-"""A topic that was just created is unknown to some brokers for a moment."""
+_NEW_TOPIC_TRIES, _KNOWN_TOPIC_TRIES = 5, 50
+"""A topic that was just created is unknown to some brokers for a moment. So is one that was there
+before, to a broker that starts."""
+
+_SHOWN = 50
+"""The most topics that an error lists."""
 
 _LAST_MILLIS = (1 << 53) - 1
 
 OWNED: Mapping[str, str] = {
     "bootstrap.servers": "systems.<system>.address names the brokers",
+    "metadata.broker.list": "systems.<system>.address names the brokers",
     "group.id": "tasks are assigned their partitions, without a group",
     "enable.auto.commit": "offsets are in the commits of the tasks",
     "enable.auto.offset.store": "offsets are in the commits of the tasks",
@@ -63,24 +69,26 @@ OWNED: Mapping[str, str] = {
 }
 """The options that are not the user's, with the reason."""
 
-_SECRETS = ("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem")
-
-
-_UNREACHABLE = frozenset(
-    (
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._RESOLVE,
-        KafkaError._WAIT_CACHE,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REQUEST_TIMED_OUT,
-    )
+_SECRETS = (
+    "sasl.password",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.private.key.pem",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.password",
 )
-"""Errors that pass by themselves."""
+
+_OF_CONNECTIONS = (
+    *("bootstrap.", "broker.address.", "client.", "enable.sasl.", "enable.ssl.", "log_level"),
+    *("reconnect.", "sasl.", "security.", "socket.", "ssl."),
+)
+"""How options begin that those who write need, too."""
+
+_DENIALS = 3
+"""After so many questions in turn that were denied, the container ends: brokers that start may deny
+one, and tokens expire."""
 
 
 class KafkaSystem:
@@ -98,8 +106,10 @@ class KafkaSystem:
         self._topics = config.matching(settings.PHYSICAL_NAME)
         self._options = self._consumer_options()
         self._asker: Consumer | None = None
-        self._producer: Producer | None = None
+        self._making = threading.Lock()  # of the asker
+        self._ends: dict[SystemStreamPartition, int] = {}  # of bounded streams
         self._consumers: list[KafkaConsumer] = []
+        self._seen: set[str] = set()  # streams whose topics there were
         self._reachable = False
         self._denied: S4Error | None = None
         self._trouble = ""  # the last error of a connection
@@ -140,7 +150,9 @@ class KafkaSystem:
                 try:
                     text = Path(text).read_text(encoding="utf-8").strip()
                 except (OSError, UnicodeDecodeError) as error:
-                    raise ConfigError(f"{setting} = {text} cannot be read: {error}") from error
+                    raise ConfigError(
+                        f"the file that {setting} names cannot be read: {described(error)}"
+                    ) from error
                 option = option.removesuffix(".file")
             options[option] = text
         return options
@@ -150,15 +162,18 @@ class KafkaSystem:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; raises S4Error if the brokers deny what it asks."""
         task_status.started()
-        logged = ""
+        denials, logged = 0, False
         try:
             while True:
                 self._found_reachable(await self._reaches())
-                if self._denied is not None:
+                if self._reachable:
+                    self._denied, self._trouble = None, ""
+                    denials, logged = 0, False
+                elif self._denied is not None and (denials := denials + 1) >= _DENIALS:
                     raise self._denied
-                if not self._reachable and self._trouble != logged:
-                    logged = self._trouble
-                    log.warning("no broker answers", system=self.name, reason=logged)
+                elif self._trouble and not logged:
+                    logged = True
+                    log.warning("no broker answers", system=self.name, reason=self._trouble)
                 await trio.sleep(1 if self._reachable else 0.1)
         finally:
             consumers, self._consumers = self._consumers, []
@@ -196,16 +211,21 @@ class KafkaSystem:
 
     async def partitions(self, stream: str) -> int:
         topic = self._topics.get(stream, stream)
-        for _ in range(_NEW_TOPIC_TRIES):
+        tries = _KNOWN_TOPIC_TRIES if stream in self._seen else _NEW_TOPIC_TRIES
+        while tries:
             found = await self._ask(lambda client: client.list_topics(topic, timeout=_TIMEOUT))
             facts = found.topics[topic]
             if facts.error is None and facts.partitions:
+                self._seen.add(stream)
                 return len(facts.partitions)
             if facts.error is not None and facts.error.code() in DENIED:
                 raise self._refusal(facts.error, f"topic {topic!r}")
+            if facts.error is None or facts.error.code() in GONE:
+                tries -= 1
             await trio.sleep(0.1)
         found = await self._ask(lambda client: client.list_topics(timeout=_TIMEOUT))
-        known = ", ".join(sorted(name for name in found.topics if not name.startswith("__")))
+        names = sorted(name for name in found.topics if not name.startswith("__"))
+        known = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         raise UnknownStream(
             f"system {self.name!r} has no stream {topic!r} at {self.address}; it has: "
             f"{known or 'none'}. For a topic of another name set "
@@ -237,10 +257,15 @@ class KafkaSystem:
         if not isinstance(startpoint, Timestamp):
             return bounds.offset_of(ssp, startpoint)
         place = await self._place(ssp, min(startpoint.millis, _LAST_MILLIS))
-        (found,) = await self._ask(
-            lambda client: client.offsets_for_times([place], timeout=_TIMEOUT)
-        )
-        return found.offset if found.offset >= 0 else bounds.upcoming
+
+        def find(client: Consumer) -> int:
+            (found,) = client.offsets_for_times([place], timeout=_TIMEOUT)
+            if found.error is not None:
+                raise KafkaException(found.error)
+            return found.offset
+
+        offset = await self._ask(find)
+        return offset if offset >= 0 else bounds.upcoming
 
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
@@ -254,12 +279,14 @@ class KafkaSystem:
                 f"before it"
             )
         place = await self._place(ssp, offset)
-        end = self._config.matching(settings.BOUNDED).get(ssp.stream, False)
+        last = None
+        if self._config.matching(settings.BOUNDED).get(ssp.stream, False):
+            last = self._ends.setdefault(ssp, bounds.upcoming)
         consumer = next((each for each in self._consumers if each.has_room_for(place)), None)
         if consumer is None:
             consumer = KafkaConsumer(f"s4-kafka-{self.name}", self._options, self._refusal)
             self._consumers.append(consumer)
-        return KafkaReader(ssp, place, bounds, records, consumer, bounded=end)
+        return KafkaReader(ssp, place, bounds, records, consumer, last=last)
 
     async def _place(
         self, ssp: SystemStreamPartition, offset: int = OFFSET_INVALID
@@ -278,13 +305,11 @@ class KafkaSystem:
                 return await self._in_thread(question)
             except KafkaException as error:
                 found = error.args[0]
-                if self._denied is not None:
-                    raise self._denied from error
-                if found.code() in DENIED:
+                if found.code() in DENIED and found.code() != KafkaError._AUTHENTICATION:
                     raise self._refusal(found) from error
                 if found.code() in GONE:
                     raise UnknownStream(f"system {self.name!r}: {found.str()}") from error
-                if not (found.retriable() or found.code() in _UNREACHABLE):
+                if not (found.retriable() or found.code() in PASSING):
                     raise S4Error(
                         f"system {self.name!r} at {self.address}: {found.str()} ({found.name()})"
                     ) from error
@@ -292,8 +317,9 @@ class KafkaSystem:
 
     async def _in_thread(self, question: Callable[[Consumer], T]) -> T:
         def ask() -> T:
-            if self._asker is None:
-                self._asker = self._client()
+            with self._making:
+                if self._asker is None:
+                    self._asker = self._client()
             return question(self._asker)
 
         return await threads.run_sync(ask, abandon_on_cancel=True)
@@ -335,11 +361,9 @@ class KafkaSystem:
         return await threads.run_sync(self._produce, place, values, created_ms or 0)
 
     def _produce(self, place: TopicPartition, values: Sequence[bytes], created_ms: int) -> int:
-        if self._producer is None:
-            mine = {name: self._options[name] for name in _SHARED if name in self._options}
-            security = (n for n in self._options if n.startswith(("security.", "ssl.", "sasl.")))
-            mine |= {name: self._options[name] for name in security}
-            self._producer = Producer({**mine, "enable.idempotence": True, "acks": "all"})
+        options = {k: v for k, v in self._options.items() if k.startswith(_OF_CONNECTIONS)}
+        waits = {"enable.idempotence": True, "message.timeout.ms": 0}  # as long as it takes
+        producer = Producer({**options, **waits})
         offsets: list[int] = []
         errors: list[KafkaError] = []
 
@@ -350,20 +374,25 @@ class KafkaSystem:
                 errors.append(error)
 
         for value in values:
-            self._producer.produce(
+            producer.produce(
                 place.topic,
                 value,
                 partition=place.partition,
                 timestamp=created_ms,
                 on_delivery=on_delivery,
             )
-        self._producer.flush()
+        try:
+            while producer.flush(_LOOK_SECONDS):
+                trio.from_thread.check_cancelled()
+        finally:
+            producer.purge()
         if errors:
             raise S4Error(f"{place.topic}[{place.partition}] took no event: {errors[0].str()}")
         return min(offsets)
 
 
-_SHARED = ("bootstrap.servers", "client.id", "log_level", "reconnect.backoff.max.ms")
+_LOOK_SECONDS = 0.2
+"""How often those who wait for a broker look whether they were cancelled."""
 
 
 def _fields_of(event: Any) -> dict[str, Any]:

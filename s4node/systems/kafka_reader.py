@@ -57,6 +57,30 @@ DENIED = frozenset(
 )
 """Errors that no waiting heals."""
 
+PASSING = frozenset(
+    (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._RESOLVE,
+        KafkaError._WAIT_CACHE,
+        KafkaError._WAIT_COORD,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+    )
+)
+"""Errors that end by themselves; the client goes on where it was."""
+
 _LOST = frozenset(
     (
         KafkaError.OFFSET_OUT_OF_RANGE,
@@ -134,9 +158,7 @@ class KafkaConsumer:
     def _step(self) -> float | None:
         try:
             if self._over:
-                self._soon([(each, None, each.closed()) for each in self._readers.values()])
-                if self._consumer is not None:
-                    self._consumer.close()
+                self._end_readers(None)
                 return None
             self._apply_changes()
             if not self._adjust():
@@ -146,19 +168,29 @@ class KafkaConsumer:
             if messages:
                 messages += self._consumer.consume(_AT_ONCE - 1, 0)
                 self._deliver(messages)
-        except Exception as error:  # a bug, or an option: let it end the container
-            self._soon([(reader, None, error) for reader in self._readers.values()])
+        except Exception as error:  # let it end the container
+            self._over = True
+            self._end_readers(S4Error(f"the client of Kafka cannot read: {error}"))
             return None
         return 0
+
+    def _end_readers(self, error: S4Error | None) -> None:
+        """End all readers, also those that were just added, and the consumer."""
+        with self._lock:
+            added = {reader for reader, added in self._changes if added}
+        readers = added.union(self._readers.values())
+        self._soon([(each, None, error or each.closed()) for each in readers])
+        if self._consumer is not None:
+            self._consumer.close()
 
     def _apply_changes(self) -> None:
         with self._lock:
             changes, self._changes = self._changes, []
         for reader, added in changes:
             if added:
+                self._readers[reader.key] = reader  # so that it has an error of what follows
                 if self._consumer is None:
                     self._consumer = Consumer(dict(self._options))
-                self._readers[reader.key] = reader
                 self._consumer.incremental_assign([reader.place])
             elif self._readers.get(reader.key) is reader:
                 assert self._consumer is not None
@@ -221,8 +253,7 @@ def _key_of(message: Any) -> tuple[str, int]:
 
 
 class KafkaReader:
-    """Reads one partition, at ``place``, from its offset on; to where it ends now if
-    ``bounded``."""
+    """Reads one partition, at ``place``, from its offset on; before ``last``, if that is set."""
 
     def __init__(
         self,
@@ -232,14 +263,14 @@ class KafkaReader:
         records: RecordReader,
         consumer: KafkaConsumer,
         *,
-        bounded: bool,
+        last: int | None,
     ) -> None:
         self.ssp = ssp
         self.place = place
         self.key = (place.topic, place.partition)
         self.position = place.offset
         self._end = bounds.upcoming
-        self._last = bounds.upcoming if bounded else None
+        self._last = last
         self._records = records
         self._form = records.form
         self._consumer = consumer
@@ -270,8 +301,7 @@ class KafkaReader:
             await self._news.park()
         arrived = self._arrived.popleft()
         was_full = self.is_full(paused=True)
-        self._events_taken += len(arrived.records.offsets)
-        self._bytes_taken += arrived.weight
+        self._count_taken(arrived)
         if was_full and not self.is_full(paused=True):
             self._consumer.wake()
         self.position = arrived.end
@@ -284,6 +314,10 @@ class KafkaReader:
             arrived.created_ms,
             self._records,
         )
+
+    def _count_taken(self, arrived: Arrived) -> None:
+        self._events_taken += len(arrived.records.offsets)
+        self._bytes_taken += arrived.weight
 
     def pause(self) -> None:
         self._paused = True
@@ -334,11 +368,13 @@ class KafkaReader:
     # -- what has come -------------------------------------------------------------------------
 
     def arrive(self, arrived: Arrived) -> None:
-        if arrived.end <= self._next:
-            return
         last = self._last
+        if arrived.end <= self._next or (last is not None and self._next >= last):
+            self._count_taken(arrived)
+            return
         if last is not None and arrived.end > last:
-            arrived = _before(arrived, last)
+            whole, arrived = arrived, _before(arrived, last)
+            self._events_taken += len(whole.records.offsets) - len(arrived.records.offsets)
         self._arrived.append(arrived._replace(first=self._next))
         self._next = arrived.end
         self._end = max(self._end, self._next, arrived.upcoming)
@@ -363,8 +399,10 @@ class KafkaReader:
                     f"the progress in the former one"
                 )
             )
-        elif error.fatal() or code in DENIED:
+        elif code in DENIED:
             self.end_by(refused(error))
+        elif error.fatal() or not (code in PASSING or error.retriable()):
+            self.end_by(S4Error(f"{self.ssp} cannot be read at offset {self._next}: {error.str()}"))
 
     def end_by(self, error: Exception) -> None:
         self._error = error
@@ -372,8 +410,8 @@ class KafkaReader:
 
     def _lost(self, reason: str) -> InputLost:
         return InputLost(
-            f"{self.ssp}: offset {self.position} no longer exists: {reason}; retention was faster "
-            f"than the reader"
+            f"{self.ssp}: offset {self.position} does not exist: {reason}; retention was faster "
+            f"than the reader, or the topic is another one now"
         )
 
 

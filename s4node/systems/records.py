@@ -51,6 +51,12 @@ class Records(NamedTuple):
         """The record of this index."""
         return self.between(index, index + 1)
 
+    def with_values(self) -> Records:
+        """The records that are no tombstones."""
+        kept = [index for index, value in enumerate(self.values) if value is not None]
+        columns = (([column[index] for index in kept] if column else ()) for column in self)
+        return Records(*columns)  # type: ignore[arg-type]
+
     def between(self, start: int, end: int) -> Records:
         """The records of these indexes."""
         return Records(
@@ -114,12 +120,12 @@ class RecordReader:
 
     def read(self, records: Records) -> tuple[list[Any], Sequence[int], list[Refusal]]:
         """The events, the offset of each, and what is refused."""
-        if self.form.tombstones == "event" or None not in records.values:
-            try:
-                return self._made(records), records.offsets, []
-            except Exception:  # noqa: S110 - event classes that check themselves may raise anything
-                pass
-        return self._one_by_one(records)
+        if self.form.tombstones == "skip" and None in records.values:
+            records = records.with_values()
+        try:
+            return self._made(records), records.offsets, []
+        except Exception:  # event classes that check themselves may raise anything
+            return self._one_by_one(records)
 
     def _made(self, records: Records) -> list[Any]:
         values = records.values
@@ -136,8 +142,6 @@ class RecordReader:
     def _one_by_one(self, records: Records) -> tuple[list[Any], list[int], list[Refusal]]:
         events, offsets, refusals = list[Any](), [], list[Refusal]()
         for index, (offset, value) in enumerate(zip(records.offsets, records.values, strict=True)):
-            if value is None and self.form.tombstones == "skip":
-                continue
             try:
                 events += self._made(records.only(index))
             except Exception as error:  # event classes that check themselves may raise anything

@@ -93,6 +93,7 @@ async def test_records_of_transactions_count_once_while_the_app_and_the_broker_a
             if turn == 2:
                 broker.kill()
                 broker.start()
+            assert process.process.returncode is None, process.errors
             await process.kill()
         truth.update(put_transactions(broker, topic, range(200 + 50 * turn, 250 + 50 * turn), 4))
     assert await counted(path, settings, truth) == truth
@@ -161,6 +162,7 @@ async def test_a_bounded_input_ends_where_it_ended_at_the_start(
         async with running(app, bounded) as container:
             feeds = container.replay.consumers._feeds
             await until(lambda: [feed.ended for feed in feeds.values()] == [True, True])
+            put(broker, topic, range(60, 70))
             await until(lambda: numbers_of(container) == truth)
 
 
@@ -178,9 +180,10 @@ async def test_a_bounded_input_ends_where_it_ended_at_the_start(
                 "systems.kafka.consumer.security.protocol": "sasl_plaintext",
                 "systems.kafka.consumer.sasl.mechanism": "PLAIN",
                 "systems.kafka.consumer.sasl.username": "joe",
+                "systems.kafka.consumer.sasl.password.file": __file__,
             },
             S4Error,
-            "",
+            "system 'kafka' at .* refuses: .*SASL",
         ),
     ],
 )

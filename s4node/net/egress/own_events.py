@@ -80,7 +80,7 @@ class OwnEvents:
         self.spill.clear()
         self._spilled.restore([index for index, _ in saved.spilled])
         self.spill.restore(self._home, now, [n for _, n in saved.spilled], saved.versions)
-        self._saved = len(saved.own)
+        self._saved = self._at = len(saved.own)  # a commit that has begun changes none of them
         types = self._rows.types
         decoder = decoder_of(types, saved.versions)
         return [event for row in saved.own for event in read_events(types.stream, row, decoder)]

@@ -156,7 +156,7 @@ class Partitions:
         for lane, (number, time, idle) in times:
             task = self.tasks.get(lane.partition)
             if task is not None and number <= lane.safe:  # else its events were rolled back
-                stream = lane.admission.stream
+                stream, idle = lane.admission.stream, idle and number == lane.safe
                 task.processor.times.reported(stream, lane.origin, time, idle=idle)
         times.clear()
 

@@ -217,9 +217,9 @@ class PartitionFeed:
                 return None
             if isinstance(batch, EndOfStream):
                 return batch
-            epoch = getattr(reader, "epoch", 0)
-            for taker in self.takers.values():
-                taker.progress.epoch = epoch
+            if epoch := getattr(reader, "epoch", 0):
+                for taker in self.takers.values():
+                    taker.progress.epoch = epoch
             if keyed is None or (batch.routing != "" and batch.routing == keyed.routing):
                 self._give(batch)
             else:

@@ -208,6 +208,8 @@ class Follower:
             except StoreCorrupt:  # which is no damage if the owner has a next checkpoint
                 self.left_behind += self.task.read().number > tail.number
                 raise
+            if tail.checkpoint is not None and not epochs.is_database(self.folder):
+                raise StateError(f"{self.folder} was removed by another process")
             found = self._make(self.folder), tail.commits
         database, lacking = found
         passing("standby.fetched")

@@ -97,14 +97,14 @@ async def test_folders_that_are_in_use_remain_when_those_of_the_last_start_are_r
     for folder in left:
         (folder / "standby").mkdir(parents=True)
     removed, goes_on = list[Path](), threading.Event()
-    remove = module.remove_standby
+    remove = Follower.remove_left
 
-    def slow(folder: Path) -> None:
+    def slow(follower: Follower) -> None:
         goes_on.wait(20)
-        remove(folder)
-        removed.append(folder)
+        remove(follower)
+        removed.append(follower.folder.parent)
 
-    monkeypatch.setattr(module, "remove_standby", slow)
+    monkeypatch.setattr(Follower, "remove_left", slow)
     taken = list[Follower]()
 
     async def take(standbys: Standbys) -> None:
@@ -126,14 +126,14 @@ async def test_a_folder_is_filled_once_it_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
-    remove = module.remove_standby
+    remove = Follower.remove_left
 
-    def slow(folder: Path) -> None:
+    def slow(follower: Follower) -> None:
         begun.set()
         goes_on.wait(20)
-        remove(folder)
+        remove(follower)
 
-    monkeypatch.setattr(module, "remove_standby", slow)
+    monkeypatch.setattr(Follower, "remove_left", slow)
     it = Followed(tmp_path)
     async with it.standbys() as standbys:
         standbys.follow([])
