@@ -225,8 +225,9 @@ def claim(
         raise StateError(f"{folder} cannot be written: {error.strerror}{fix}") from error
     passing("claim.copy")
     if saved is not None:
+        filled = saved.exists() and any(saved.iterdir())  # of a task that is reset it is empty
         inherit(saved, own)
-        if not is_database(own):
+        if filled and not is_database(own):
             raise StoreCorrupt(f"{saved} was removed while it was taken over")
         return _completed(own, make(own))
     earlier = _candidates(folder, epoch)
