@@ -85,7 +85,7 @@ def _whole_way(spark: SparkSession, folder: Path, archive: Running, say: Any) ->
         {"flights": history},
         order=["time", "carrier", "route", "tailnum", "dep_delay", "arr_delay"],
         config=settings,
-        tell=lambda line: say(f"  {line}"),
+        report=lambda line: say(f"  {line}"),
     )
     write_savepoint(found, "nine-months")
     found.close()
