@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from s4node.state import remote_log
+from s4node.state import remote_log, remote_task
 from s4node.state.remote_log import Checkpoint, Claim, Commit, Entry
 from s4node.testing.cluster_test import Usage
 
@@ -130,15 +130,38 @@ def wrong_store(objects: Mapping[str, bytes]) -> list[str]:
     return [f"{place}: {text}" for place in logs for text in wrong_log(entries_of(logs[place]))]
 
 
-def too_many(folders: Iterable[Path], objects: Iterable[str]) -> list[str]:
+def too_many(folders: Iterable[Path], objects: Mapping[str, bytes]) -> list[str]:
     """The tasks that keep more files in one of these folders, or objects at a URL, than they may,
-    however long they run."""
+    however long they run. Of the entries of a log those count that checkpoints replace; of all
+    others there are at most those since the last checkpoint but one."""
     found: Counter[str] = Counter()
     for folder in folders:
         for task in folder.glob("*/*/tasks/*"):
             found[str(task)] = sum(1 for _ in task.rglob("*"))
-    found.update(f"{path.rpartition('/')[0]} at the URL" for path in objects)
-    return told("too many files", [each for each in found.items() if each[1] > MOST_FILES])
+    places: dict[str, dict[str, bytes]] = {}
+    for path, data in objects.items():
+        place, _, name = path.rpartition("/")
+        places.setdefault(place, {})[name] = data
+    long, most = [], MOST_FILES + 3 * remote_task.MOST_COMMITS
+    for place, files in places.items():
+        if not place.endswith("/log"):
+            found[f"{place} at the URL"] = len(files)
+        else:
+            replaced, rest = _replaced(entries_of(files))
+            found[f"{place} at the URL, replaced by checkpoints"] = replaced
+            long += [(place, rest)] if rest > most else []
+    return [
+        *told("too many files", [each for each in found.items() if each[1] > MOST_FILES]),
+        *told("logs without checkpoints", long),
+    ]
+
+
+def _replaced(entries: Mapping[int, Entry]) -> tuple[int, int]:
+    """How many entries of a log the last two checkpoints replace, and how many others it has."""
+    bases = sorted(entry.base for entry in entries.values() if isinstance(entry, Checkpoint))
+    base = bases[-2] if len(bases) > 1 else 0
+    replaced = sum(remote_log.is_removable(entries[number]) for number in entries if number <= base)
+    return replaced, len(entries) - replaced
 
 
 def too_much_memory(usage: Usage, processes: int) -> list[str]:

@@ -196,7 +196,7 @@ def small_bounds() -> Iterator[None]:
     known = [
         (module, name, getattr(module, name), value)
         for module, name, value in (
-            (remote_task, "_MOST_COMMITS", 10),
+            (remote_task, "MOST_COMMITS", 10),
             (remote_log, "_EVERY", 4),
             (database, "PIECE_ROWS", 8),
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from judge import too_much_memory, wrong_events, wrong_state
+from judge import MOST_FILES, too_many, too_much_memory, wrong_events, wrong_state
 
+from s4node.state import remote_log, remote_task
+from s4node.state.remote_log import Checkpoint, Commit, Entry, Owner, encoded
 from s4node.testing.cluster_test import Usage
 
 ALL = {"joe": range(4)}
@@ -47,3 +49,31 @@ def test_waiting_events_connections_and_tasks_that_nobody_needs_are_told() -> No
         "73 connections, and not at most 54",
         "900 tasks, and not at most 216",
     ]
+
+
+OWNER = Owner(1, "ann")
+
+
+def too_many_entries(commits: int, *bases: int) -> list[str]:
+    """Of a log with so many commits, and checkpoints with these bases after them."""
+    entries: list[Entry] = [Commit(OWNER, (1, n, n), []) for n in range(commits)]
+    entries += [Checkpoint(OWNER, base, (1, base, base), {}, {}, 0) for base in bases]
+    names = (remote_log.entry_name(number, None) for number in range(1, len(entries) + 1))
+    return too_many(
+        [], {f"task/log/{name}": encoded(e) for name, e in zip(names, entries, strict=True)}
+    )
+
+
+def test_entries_of_a_log_are_too_many_once_checkpoints_replace_them() -> None:
+    assert too_many_entries(1000) == []
+    assert too_many_entries(1000, 900) == []
+    assert too_many_entries(1000, MOST_FILES, 900) == []
+    assert too_many_entries(1000, MOST_FILES + 1, 900) == [
+        f"too many files (1): ('task/log at the URL, replaced by checkpoints', {MOST_FILES + 1})"
+    ]
+
+
+def test_a_log_gets_checkpoints() -> None:
+    most = MOST_FILES + 3 * remote_task.MOST_COMMITS
+    assert too_many_entries(most) == []
+    assert too_many_entries(most + 1) == [f"logs without checkpoints (1): ('task/log', {most + 1})"]

@@ -51,7 +51,7 @@ log = get_logger("s4node.state")
 
 R = TypeVar("R")
 
-_MOST_COMMITS = 1000
+MOST_COMMITS = 1000
 _MOST_BYTES = 64 << 20
 _READS = 5  # of a log whose objects are removed meanwhile
 _SMOOTHING = 0.1  # the weight of one more commit in the time of a request
@@ -358,7 +358,7 @@ class RemoteTask:
             return False
         restoring = self._since / AT_ONCE * self._seconds
         return (
-            self._since >= _MOST_COMMITS
+            self._since >= MOST_COMMITS
             or self._since_bytes >= _MOST_BYTES
             or restoring > self._restore_seconds
         )

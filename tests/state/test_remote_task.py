@@ -583,7 +583,7 @@ def test_a_table_that_has_the_inode_and_the_size_of_one_that_is_gone_is_shipped_
 def test_many_commits_make_a_checkpoint_due(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_task, "_MOST_COMMITS", 3)
+    monkeypatch.setattr(remote_task, "MOST_COMMITS", 3)
     owner = Owner(url, tmp_path / "one")
     due = []
     for n in range(1, 4):

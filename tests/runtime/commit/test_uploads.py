@@ -28,7 +28,7 @@ async def test_commits_do_not_wait_for_the_uploads_of_many_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = NarrowStore(monkeypatch)
-    monkeypatch.setattr(remote_task, "_MOST_COMMITS", 1)  # so that all checkpoints are due
+    monkeypatch.setattr(remote_task, "MOST_COMMITS", 1)  # so that all checkpoints are due
     clicks(system, [0])
     app = App("counting")
     app.create_input_stream("clicks", app.create_pe(Count), key="user", system="memory")
