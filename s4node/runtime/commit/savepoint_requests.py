@@ -7,7 +7,8 @@ Rules
   have begun, when nobody asks for the savepoint any more, and at each trouble with the
   coordination. A container holds its inputs only after it could tell the others about them.
 - A cut is reported when it is kept, and its owner still has the right to write the task. So is one
-  that could not be kept: the savepoint fails, and the job goes on.
+  that could not be kept: the savepoint fails, and the job goes on. A report that cannot be given
+  yet is given later.
 - A task whose last cut of this number was made by an earlier owner makes no other: that is
   reported, so that the savepoint is taken again under another number.
 """
@@ -82,6 +83,7 @@ class SavepointRequests:
         self._names = names
         self._cuts = cuts
         self._inputs = inputs
+        self._unreported: dict[str, tuple[int, CutReport]] = {}  # by task
         self._told: object = None  # what the others know of the drain
         self._state = ""
         self._registry: Registry | None = None
@@ -114,6 +116,10 @@ class SavepointRequests:
         path = self._registry.job.path_of_savepoint(self._state)
         seen = await self._registry.session.change(path)
         number = await self._registry.job.requested_savepoint(self._state)
+        unreported, self._unreported = self._unreported, {}
+        for made, report in unreported.values():
+            if made == number:
+                await self.report_cut(made, report)
         drained = self._cuts.all_made(number) or await self._drained(number)
         if drained:
             self._cuts.request_all(number)
@@ -145,13 +151,15 @@ class SavepointRequests:
         return drained >= set(self._names.values())
 
     async def report_cut(self, number: int, report: CutReport) -> None:
-        if self._registry is None:
-            return  # the command asks again
+        if self._registry is None:  # a message of another task has asked for the cut before we could
+            self._unreported[report.task] = number, report
+            return
         held = math.ceil(self._inputs.held_seconds(trio.current_time()) * 1000)
         report = msgspec.structs.replace(report, held_ms=held)
         try:
             await self._registry.job.report_cut(self._state, number, report)
         except CoordinationError as error:
+            self._unreported[report.task] = number, report
             self._on_trouble(str(error))
 
     def _let_go(self) -> None:
