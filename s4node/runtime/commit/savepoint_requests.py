@@ -151,7 +151,9 @@ class SavepointRequests:
         return drained >= set(self._names.values())
 
     async def report_cut(self, number: int, report: CutReport) -> None:
-        if self._registry is None:  # a message of another task has asked for the cut before we could
+        if (
+            self._registry is None
+        ):  # a message of another task has asked for the cut before we could
             self._unreported[report.task] = number, report
             return
         held = math.ceil(self._inputs.held_seconds(trio.current_time()) * 1000)

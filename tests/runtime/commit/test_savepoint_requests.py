@@ -46,7 +46,7 @@ class NoInputs:
     def hold(self, now: float) -> None:
         """Nothing is held."""
 
-    def held_seconds(self, now: float) -> float:  # noqa: ARG002
+    def held_seconds(self, now: float) -> float:
         return 0.0
 
     def let_go(self, now: float) -> None:
