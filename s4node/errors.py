@@ -190,7 +190,7 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
         self.position = position
 
 
-class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
+class ConnectionRefused(S4Error):  # noqa: N818 - the field's term, not exceptions' grammar
     """The peer refused this connection for good; the message has its reason."""
 
 
@@ -383,7 +383,7 @@ def status_of(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str:
-    """An exception of user code in words: its class, and its message if that can be had."""
+    """An exception of user code as text: its class, and its message if that can be had."""
     try:
         text = str(error)
     except Exception:

@@ -109,7 +109,7 @@ def shop_node(it: Bench, name: str, **more: str) -> list[str | Path]:
         "systems.log.samza.offset.default": "oldest",
         "task.commit.ms": "20",
         "s4.cluster.partitions": "2",
-        "s4.state.url": f"file://{it.folder / 'depot'}",
+        "s4.state.url": f"file://{it.folder / 'remote_job'}",
         "s4.state.checkpointInterval": "200",
         "s4.state.folder": str(it.folder / name),
         **more,
@@ -136,10 +136,12 @@ def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
 def _shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
     events, counts = 0, {}
     place = Path("shop/counting")
-    depot = RemoteJob(f"file://{it.folder / 'depot'}", place)
-    for name in sorted(each.name for each in (it.folder / "depot" / place / "tasks").iterdir()):
+    remote_job = RemoteJob(f"file://{it.folder / 'remote_job'}", place)
+    for name in sorted(
+        each.name for each in (it.folder / "remote_job" / place / "tasks").iterdir()
+    ):
         with tempfile.TemporaryDirectory() as own:
-            database = depot.task(name).restored(Path(own), lambda: None, Database)
+            database = remote_job.task(name).restored(Path(own), lambda: None, Database)
             state = TaskState(database, crc32m)
             events += sum(state.positions().values())
             reader = StateReader(state)

@@ -33,8 +33,8 @@ class Owner:
         if saved is not None:  # as a savepoint is restored
             self.state.last = (self.state.last[0], task.replaced(), 0)
             self.state.owners = {fence: self.state.owners[fence]}
-        self.keeping = CheckpointRetention(folder, fence, Policy(0, 1, 0), task)
-        self.keeping.take_over(self.state)
+        self.retention = CheckpointRetention(folder, fence, Policy(0, 1, 0), task)
+        self.retention.take_over(self.state)
         self.kept: Path | None = None
         self._folder = folder
         self._counts = self.state.store(COUNTS)
@@ -50,7 +50,7 @@ class Owner:
         self.state.end_commit(written=True)
 
     def checkpoint(self) -> None:
-        upload = self.keeping.make_checkpoint(self.state)
+        upload = self.retention.make_checkpoint(self.state)
         assert upload is not None
         upload()
         newest = epochs.saved_checkpoints(self._folder)[0]

@@ -195,7 +195,7 @@ class PrototypeOptions(Target, Protocol):
         grace: object,
         late: object,
         early: object,
-        tell_late: object,
+        report_late: object,
     ) -> None: ...
 
 
@@ -336,7 +336,7 @@ class ProcessingElement(metaclass=ElementType):
         grace: float = 0,
         late: Stream | None = None,
         early: float = 0,
-        tell_late: bool = False,
+        report_late: bool = False,
     ) -> None:
         """Have an instance for each key *and window*, and ``on_window`` called at its end.
 
@@ -346,10 +346,10 @@ class ProcessingElement(metaclass=ElementType):
         after its end, events still count, and ``on_window`` is called again. Later ones are counted
         as late, and put on the stream ``late`` if one is given. With ``early``, ``on_window`` is
         also called every so many seconds of the clock before the end, on instances that have
-        changed; ``self.window.final`` is False then. With ``tell_late`` the program that has sent a
-        late event gets a refusal that says by how much.
+        changed; ``self.window.final`` is False then. With ``report_late`` the program that has sent
+        a late event gets a refusal that says by how much.
         """
-        self._prototype.set_window(kind, clock, grace, late, early, tell_late)
+        self._prototype.set_window(kind, clock, grace, late, early, report_late)
 
     # -- for an instance ---------------------------------------------------------------------
 

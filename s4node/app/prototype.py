@@ -59,7 +59,7 @@ class WindowOptions(NamedTuple):
     grace: float = 0.0
     late: Stream | None = None
     early: float = 0.0
-    tell_late: bool = False
+    report_late: bool = False
 
 
 class Prototype:
@@ -217,7 +217,7 @@ class Prototype:
         grace: object,
         late: object,
         early: object,
-        tell_late: object,
+        report_late: object,
     ) -> None:
         self._check_not_started()
         if not isinstance(kind, WindowKind):
@@ -245,14 +245,14 @@ class Prototype:
                 f"{self.name}: set_window(late={late!r}): give a stream of this app, from "
                 f"create_stream or create_output_stream"
             )
-        if not isinstance(tell_late, bool):
+        if not isinstance(report_late, bool):
             raise GraphError(
-                f"{self.name}: set_window(tell_late={tell_late!r}): give True or False"
+                f"{self.name}: set_window(report_late={report_late!r}): give True or False"
             )
-        if (grace or late is not None or tell_late) and (clock == "wall" or kind.events):
+        if (grace or late is not None or report_late) and (clock == "wall" or kind.events):
             raise GraphError(
                 f"{self.name}: only windows by the time of events have late events; leave out "
-                f"grace, late and tell_late"
+                f"grace, late and report_late"
             )
         self._check_number("set_window", "early", early)
         if early and (kind.is_hopping or kind.events):
@@ -267,7 +267,7 @@ class Prototype:
         if "window" in self.cls._state:
             raise GraphError(f"{self.name}: the attribute 'window' is taken; give it another name")
         self.give_windows(
-            WindowOptions(kind, clock == "wall", float(grace), late, float(early), tell_late)  # type: ignore[arg-type]
+            WindowOptions(kind, clock == "wall", float(grace), late, float(early), report_late)  # type: ignore[arg-type]
         )
 
     def give_windows(self, options: WindowOptions) -> None:

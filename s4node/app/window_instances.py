@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from s4node.app.instances import Instances
 from s4node.app.prototype import Prototype
 from s4node.app.windows import Span
-from s4node.events.event import tell_sender
+from s4node.events.event import report_to_sender
 from s4node.events.keys import identity
 
 PE: TypeAlias = Any
@@ -169,9 +169,9 @@ class WindowInstances(Instances):
     def come_late(self, event: Any, key: Any, time: float) -> None:
         """Count a late event, pass it on, and report it to its sender, as set_window says."""
         self.late += 1
-        if self._options.tell_late:
+        if self._options.report_late:
             by = self.watermark - time
-            tell_sender(f"late by {by:.3f} s for {self.prototype.name} {key!r}", event)
+            report_to_sender(f"late by {by:.3f} s for {self.prototype.name} {key!r}", event)
         if self._options.late is not None:
             self._options.late.put(event)
 

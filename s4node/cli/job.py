@@ -117,8 +117,8 @@ class Job:
 
     ``config`` has the settings of the app if it runs. ``guard`` and ``tasks`` are from its last
     start. ``read`` are the inputs of its program as ``system.stream``; empty if unknown.
-    ``depot`` is where its state is shipped, if that is read as well. ``app`` is its program, if
-    that was loaded to find it.
+    ``remote_job`` is where its state is shipped, if that is read as well. ``app`` is its program,
+    if that was loaded to find it.
     """
 
     name: str
@@ -127,14 +127,14 @@ class Job:
     guard: JobGuard | None
     tasks: Sequence[str]
     read: Sequence[str] = ()
-    depot: RemoteJob | None = None
+    remote_job: RemoteJob | None = None
     app: App | None = None
     _looks: dict[str, Progress | StoreCorrupt] = field(default_factory=dict)
 
     @contextmanager
     def kept(self, task: str) -> Iterator[TaskState | None]:
         """A task's state, read-only; raises StoreCorrupt if it is damaged."""
-        with looking(self.folder, FIX), saved_state(self.folder, task, self.depot) as state:
+        with looking(self.folder, FIX), saved_state(self.folder, task, self.remote_job) as state:
             yield state
 
     def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:
@@ -156,7 +156,7 @@ class Job:
 
     @property
     def savepoints(self) -> SavepointPlace:
-        return savepoints_of(self.folder, self.depot)
+        return savepoints_of(self.folder, self.remote_job)
 
     def guard_of_state(self) -> JobGuard:
         """The facts about the job; raises CheckpointError if it has no state."""
@@ -234,13 +234,15 @@ class Job:
 
     def startpoints(self) -> Requests:
         """The startpoints that are set."""
-        state = identity_of(self.folder, self.depot, new=False) if self._startpoints.exists else ""
+        state = (
+            identity_of(self.folder, self.remote_job, new=False) if self._startpoints.exists else ""
+        )
         return trio.run(self._startpoints.requests, state) if state else Requests()
 
     def change_startpoints(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
         """Replace the startpoints by the first result of ``change``; returns the second one."""
         app = AppId(self.config[settings.CLUSTER_NAME], self.name)
-        identify = partial(identity_of, self.folder, self.depot)
+        identify = partial(identity_of, self.folder, self.remote_job)
         with gate(self.folder):
             state = trio.run(self._startpoints.named, app, identify)
         return trio.run(self._startpoints.change, state, change)
@@ -317,7 +319,7 @@ def report_damaged(damaged: Mapping[str, str]) -> int:
 
 def report_older(job: Job, shipped: Iterable[str]) -> None:
     """Print that the state shipped to these URLs may be newer than what was shown."""
-    if job.depot is not None:
+    if job.remote_job is not None:
         return
     for url in sorted({*shipped} - {""}):
         setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")

@@ -178,7 +178,9 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
         with interruptible():
-            parser = _parser(next((word for word in given if not word.startswith("-")), ""))
+            parser = _parser(
+                next((argument for argument in given if not argument.startswith("-")), "")
+            )
         parsed = parser.parse_args(given)
         if parsed.command is None:
             parser.print_help()

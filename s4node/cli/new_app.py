@@ -306,7 +306,7 @@ def new_app(name: str, folder: str | None) -> int:
         )
     path = Path(folder or name)
     parts = re.split(r"[-_]+", name.strip("-_"))
-    cls = "".join(word.capitalize() for word in parts)
+    cls = "".join(part.capitalize() for part in parts)
     cls = cls if cls.endswith("App") else f"{cls}App"
     names = ", ".join(sorted(["Click", "Count", "Total", cls]))
     values = {

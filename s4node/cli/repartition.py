@@ -46,7 +46,7 @@ def repartition(
     guard, began = job.guard_of_state(), clocks.steady()
     progress = partial(report_progress, "moving rows to new tasks")
     work = Repartition(
-        job.name, job.folder, job.config, guard, number, job.depot, stores_by_key, progress
+        job.name, job.folder, job.config, guard, number, job.remote_job, stores_by_key, progress
     )
     deployed = trio.run(deployed_layout.partitions_of, job.name, job.config)
     # if only the nodes do not know it yet

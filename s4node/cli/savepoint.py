@@ -105,7 +105,7 @@ def take(target: str, config: Config, *, name: str, timeout: float, as_json: boo
     guard = job.guard_of_state()
     name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
     progress = partial(report_progress, "taking a savepoint")
-    of = SavepointOf(job.name, job.folder, job.config, guard, job.tasks, job.depot, progress)
+    of = SavepointOf(job.name, job.folder, job.config, guard, job.tasks, job.remote_job, progress)
     if job.running:
         manifest = trio.run(of.take, name, "", timeout)
     else:
@@ -122,7 +122,7 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     place = job.savepoints
     manifest = place.manifest_of(name)
     manifest.check_app(job.name)
-    check_layout(job.name, job.folder, job.depot, manifest)
+    check_layout(job.name, job.folder, job.remote_job, manifest)
     with translate_errors(job.folder), stopped(job.folder), place.opened(manifest) as saved:
         trio.run(check_readable, job.app, config, manifest, saved)
         replace_state(job, manifest, saved, again=bool(outputs), accept_loss=accept_loss)
@@ -134,7 +134,7 @@ def replace_state(
 ) -> None:
     """Replace the state of a stopped job; raises CheckpointError if that needs more than was asked
     for."""
-    restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)
+    restore = SavepointRestore(job.name, job.folder, job.config, job.remote_job, manifest, saved)
 
     def work(_: str) -> None:
         since = restore.since()
@@ -270,7 +270,7 @@ def _print_taken(manifest: Manifest, place: SavepointPlace, *, as_json: bool) ->
 
 
 def _size_of(manifest: Manifest, place: SavepointPlace) -> str:
-    """The size of a savepoint, in words."""
+    """The size of a savepoint, as text."""
     own = place.own_bytes(manifest)
     return f"{manifest.bytes / 1e6:.1f} MB, of which it alone has {own / 1e6:.1f}"
 

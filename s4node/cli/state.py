@@ -217,7 +217,11 @@ def tasks(target: str, config: Config, *, task: str, as_json: bool) -> int:
     """Print where each task resumes, and its checkpoints; returns the exit status."""
     job = find_job(target, config, shipped=True)
     if not job.tasks:
-        places = f"{job.folder}" if job.depot is None else f"{job.folder} or at {job.depot.url}"
+        places = (
+            f"{job.folder}"
+            if job.remote_job is None
+            else f"{job.folder} or at {job.remote_job.url}"
+        )
         raise CheckpointError(f"{job.name} has no checkpoints in {places}; it has not run yet")
     job.check_task(task)
     shown, damaged = job.progress([task] if task else job.tasks)

@@ -121,7 +121,7 @@ def is_file_name(text: str) -> bool:
 
 def _parse_name(text: str) -> str:
     if not is_name(text):
-        raise ValueError("is not a name (one word without commas)")
+        raise ValueError("is not a name (without spaces and commas)")
     return text
 
 

@@ -340,7 +340,7 @@ def _rank(row: Row) -> tuple[int, int]:
 
 
 def bottleneck_of(rows: Iterable[Row]) -> str:
-    """The stage that all others wait for, in words, or one that drops; empty if none is full.
+    """The stage that all others wait for, as text, or one that drops; empty if none is full.
 
     A throttling stage is full because of its rate, so it does not count.
     """

@@ -53,7 +53,7 @@ _TRIES = 3
 class SavepointOf:
     """The job to take savepoints of: ``app`` in ``folder``, with these ``tasks``.
 
-    Its state is shipped to ``depot`` if given. ``on_progress`` is called with the numbers of
+    Its state is shipped to ``remote_job`` if given. ``on_progress`` is called with the numbers of
     cuts and of tasks.
     """
 
@@ -62,17 +62,17 @@ class SavepointOf:
     config: Config
     guard: JobGuard
     tasks: Sequence[str]
-    depot: RemoteJob | None = None
+    remote_job: RemoteJob | None = None
     on_progress: Callable[[int, int], None] = lambda _, __: None
 
     @property
     def place(self) -> SavepointPlace:
-        return savepoints_of(self.folder, self.depot)
+        return savepoints_of(self.folder, self.remote_job)
 
     async def take(self, name: str, why: str = "", timeout: float = TIMEOUT) -> Manifest:
         """Take a savepoint while the job runs; raises CheckpointError if that fails."""
         place = self.place
-        state = await threads.run_sync(identity_of, self.folder, self.depot)
+        state = await threads.run_sync(identity_of, self.folder, self.remote_job)
         coordination = StateCoordination(self.folder, self.config)
         each = 0
 
@@ -152,7 +152,7 @@ class SavepointOf:
 
         Raises CheckpointError if that fails.
         """
-        state = identity_of(self.folder, self.depot)
+        state = identity_of(self.folder, self.remote_job)
         startpoints = trio.run(self._startpoints, state)
         about = writer.About(name, self.app, state, self.guard, why, startpoints, upgrade)
         self.place.check_restored()
@@ -164,10 +164,10 @@ class SavepointOf:
 
     @contextmanager
     def _kept(self, task: str) -> Iterator[Database]:
-        with saved_state(self.folder, task, self.depot) as state:
+        with saved_state(self.folder, task, self.remote_job) as state:
             if state is None:
                 raise StateError(f"task {task!r} has no state in {self.folder}")
-            if self.depot is None:
+            if self.remote_job is None:
                 with closing(TaskClaims(self.folder)) as store:
                     store.check_whole(task, state.last[1])
             yield state.database
@@ -183,8 +183,8 @@ class SavepointOf:
 
     def _check_owners(self, cuts: Mapping[str, CutReport]) -> None:
         """Raise CheckpointError if a task was taken over after its cut."""
-        if self.depot is not None:
-            fences = {task: self.depot.task(safe_name(task)).highest() for task in cuts}
+        if self.remote_job is not None:
+            fences = {task: self.remote_job.task(safe_name(task)).highest() for task in cuts}
         else:
             with closing(TaskClaims(self.folder)) as store:
                 fences = store.fences()

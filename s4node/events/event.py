@@ -159,11 +159,11 @@ class Receipt(Protocol):
 
     @property
     def origin(self) -> str:
-        """The origin of the events' numbers, in words."""
+        """The origin of the events' numbers, as text."""
         ...
 
     def describe(self, number: int) -> str:
-        """The event's position in words, for messages."""
+        """The event's position as text, for messages."""
         ...
 
     def senders(self, first: int, end: int) -> list[tuple[str, int]]:
@@ -244,7 +244,7 @@ class EventBatch:
         return self.first + index if self.numbers is None else self.numbers[index]
 
     def position(self, index: int) -> str:
-        """The position of ``events[index]`` in words, such as ``clicks[0]@spark-1:4711``."""
+        """The position of ``events[index]`` as text, such as ``clicks[0]@spark-1:4711``."""
         place = f"{self.stream}[{self.partition}]"
         if self.receipt is None:
             return f"{place} (emitted in this process)"
@@ -281,7 +281,7 @@ def event_id() -> str:
     return f"{task}/{batch.receipt.origin}:{batch.number(index)}"
 
 
-def tell_sender(reason: str, event: Any) -> None:
+def report_to_sender(reason: str, event: Any) -> None:
     """Report to the event's sender that it did not count, and the reason.
 
     No effect for events of inputs, of tasks, and of the task itself.

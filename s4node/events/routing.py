@@ -90,7 +90,7 @@ class KeyRule:
         return compiled("key_of", lines, self.bindings)  # type: ignore[no-any-return]
 
 
-def told_key(spec: KeySpec | None) -> str:
+def key_text(spec: KeySpec | None) -> str:
     if spec is None:
         return "none"
     name = KeyRule(spec, generic=True).name

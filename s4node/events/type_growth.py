@@ -7,8 +7,8 @@ Rules
 - Fields that the reader's nested type lacks at the end are dropped, unless it forbids them.
 - An ``int`` is not a ``float``: beyond 2**53 it would be another number. The keys of a dict do not
   change.
-- Words do not have the tags of structs, so the structs of a union do not change; more may be added
-  to several of them. Nor do enums change whose values have brackets.
+- A type as text lacks the tags of structs, so the structs of a union do not change; more may be
+  added to several of them. Nor do enums change whose values have brackets.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class LogHost:
         for scope in list(self._scopes.values()):
             scope.cancel()
         while any(  # noqa: ASYNC110 - it is rare, and short
-            stream.under_way for stream in self._streams.by_name.values()
+            stream.has_unwritten for stream in self._streams.by_name.values()
         ):
             await trio.sleep(_SETTLE_SECONDS)
 
@@ -249,7 +249,7 @@ class LogHost:
             self._node,
             self._incarnation,
             hosted.name,
-            hosted.told_types,
+            hosted.declared_types,
             hosted.routing,
             len(hosted.partitions),
             greeting.positions,

@@ -58,7 +58,7 @@ log = get_logger("s4node.log")
 FRAME_BYTES = 512
 """The approximate memory of a queued frame beside its body."""
 
-_TOLD_BYTES = 262_144
+_DECLARED_BYTES = 262_144
 """The bytes of the types that an answer has at most: what one connection may declare."""
 
 _GENERIC = EventType(GenericEvent)
@@ -122,7 +122,7 @@ class HostedStream:
         )
         self._type_bytes = types or TypeBytes()
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
-        self._told_types: tuple[TypeDecl, ...] | None = None
+        self._declared_types: tuple[TypeDecl, ...] | None = None
         self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
         for each in stream.partitions:
             for declared in each.types.values():
@@ -139,23 +139,23 @@ class HostedStream:
             self._router = Router(rule, partitioner)
 
     @property
-    def told_types(self) -> tuple[TypeDecl, ...]:
+    def declared_types(self) -> tuple[TypeDecl, ...]:
         """The newest event types, for producers, as far as they make no long answer. GenericEvent
         needs no declaration."""
-        if self._told_types is None:
-            told: list[TypeDecl] = []
+        if self._declared_types is None:
+            declared: list[TypeDecl] = []
             size = 0
             for kind in reversed(self.types.values()):
                 size += 0 if kind.name == GENERIC else size_of(kind)
-                if size > _TOLD_BYTES or len(told) == MAX_DECLARED:
+                if size > _DECLARED_BYTES or len(declared) == MAX_DECLARED:
                     break
                 if kind.name != GENERIC:
-                    told.append(kind)
-            self._told_types = tuple(reversed(told))
-        return self._told_types
+                    declared.append(kind)
+            self._declared_types = tuple(reversed(declared))
+        return self._declared_types
 
     @property
-    def under_way(self) -> bool:
+    def has_unwritten(self) -> bool:
         return any(lane.safe < lane.expected for lane in self.admission.lanes.values())
 
     # -- producers ---------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class HostedStream:
 
     def _learn(self, declared: TypeDecl) -> None:
         if declared.fingerprint not in self.types:
-            self._told_types = None
+            self._declared_types = None
             self.types[declared.fingerprint] = declared
             self._type_bytes.used += size_of(declared)
         if declared.name != GENERIC:

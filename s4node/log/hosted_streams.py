@@ -21,7 +21,7 @@ from s4node.log.store import SPOOL, LogStore
 from s4node.log.streams import LogStream
 
 WhoHas = Callable[[str], str]
-"""Says in words who else serves a stream of this name at this address; empty if nobody does."""
+"""Says who else serves a stream of this name at this address; empty if nobody does."""
 
 
 class HostedStreams:

@@ -97,7 +97,7 @@ class LogRows(Roster):
         self._note(lane.producer, lane.own_id)
 
     def ids_of(self, producer: str) -> list[str]:
-        """The known ids of a producer; the id of a task may lack its last word."""
+        """The known ids of a producer; the id of a task may lack its last part."""
         known = self._own | self._seen.keys()
         return [each for each in known if producer in (each, task_of(each)[0])]
 

@@ -156,7 +156,7 @@ class Sinks:
             "spool": name,
             "partitions": len(target.partitions),
             "routing": spool.routing,
-            "types": target.told_types,
+            "types": target.declared_types,
             "batch": sink.batch,
         }
 

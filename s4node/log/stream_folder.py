@@ -61,13 +61,13 @@ def check_settings(wanted: StreamSettings) -> None:
 
 
 def differences(there: StreamSettings, wanted: StreamSettings) -> str:
-    """The differences between two streams' settings, in words."""
-    has, asks = _in_words(there), _in_words(wanted)
+    """The differences between two streams' settings, as text."""
+    has, asks = _as_text(there), _as_text(wanted)
     other = [what for what in has if has[what] != asks[what]]
     return "; ".join(f"{what} {has[what]}, not {asks[what]}" for what in other)
 
 
-def _in_words(settings: StreamSettings) -> dict[str, str]:
+def _as_text(settings: StreamSettings) -> dict[str, str]:
     ms, size = settings.retention_ms, settings.retention_bytes
     return {
         "format": str(settings.format),

@@ -52,7 +52,7 @@ class LogPartition:
         self.number = number
         self._writer = files.writer
         self._threads = files.threads
-        self._lane = Lane(file, files.retention_of(stream.settings), self._told)
+        self._lane = Lane(file, files.retention_of(stream.settings), self._on_standing)
         self._view = PartitionView(file.path)
         file.let_go = self._view.let_go
         self.producers: dict[str, SavedProducer] = {}
@@ -62,7 +62,7 @@ class LogPartition:
         self._parts: dict[str, dict[int, int]] = {}
         self.types: dict[int, TypeDecl] = {}
         """The declarations of all types in it, by fingerprint."""
-        self._told(Standing.from_file(file, file.ledger.producers, file.ledger.types))
+        self._on_standing(Standing.from_file(file, file.ledger.producers, file.ledger.types))
         self._writer.add(self._lane)
 
     @property
@@ -150,7 +150,7 @@ class LogPartition:
     def __str__(self) -> str:
         return f"log stream {self.stream.name}[{self.number}]"
 
-    def _told(self, standing: Standing) -> None:
+    def _on_standing(self, standing: Standing) -> None:
         self.standing = standing
         self._bounds = Bounds(standing.oldest, standing.upcoming, epochs=standing.epochs)
         for name, known in standing.producers.items():
@@ -177,14 +177,14 @@ class LogPartition:
 async def answered(ask: Callable[[Done], None]) -> Appended:
     """Wait for the writer's answer, and return it; raises it if it is an error."""
     answers: list[Answer] = []
-    told = trio.Event()
+    is_answered = trio.Event()
 
     def done(answer: Answer) -> None:
         answers.append(answer)
-        told.set()
+        is_answered.set()
 
     ask(done)
-    await told.wait()
+    await is_answered.wait()
     if isinstance(answers[0], S4Error):
         raise answers[0]
     return answers[0]

@@ -79,11 +79,11 @@ class Waiting(NamedTuple):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Lane:
-    """The writer's state of one partition; ``told`` is called in trio's thread."""
+    """The writer's state of one partition; ``report`` is called in trio's thread."""
 
     file: PartitionFile
     keep: Keep
-    told: Callable[[Standing], None]
+    report: Callable[[Standing], None]
     queues: dict[str, deque[Waiting]] = field(default_factory=dict)
     """Frames by producer; the producer at the front is next."""
     asked: list[Done] = field(default_factory=list)  # trims to answer
@@ -496,15 +496,15 @@ class LogWriter:
         if not delivery.answers and not delivery.standings and trouble == self.trouble:
             return
 
-        def tell() -> None:
+        def deliver() -> None:
             self.trouble = trouble
             for lane, standing in delivery.standings:
-                lane.told(standing)
+                lane.report(standing)
             for done, answer in delivery.answers:
                 done(answer)
 
         with contextlib.suppress(trio.RunFinishedError):  # trio has ended: nobody waits for them
-            self._token.run_sync_soon(tell)
+            self._token.run_sync_soon(deliver)
 
     def _end(self, failure: S4Error) -> None:
         """Answer all queued requests with ``failure``."""

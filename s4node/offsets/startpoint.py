@@ -134,7 +134,7 @@ def _number(text: str) -> int:
 
 
 def describe(startpoint: Startpoint) -> str:
-    """The startpoint in words, such as ``offset 42``."""
+    """The startpoint as text, such as ``offset 42``."""
     match startpoint:
         case Oldest():
             return "oldest"

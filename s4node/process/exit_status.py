@@ -17,7 +17,7 @@ from s4node.deploy.tracebacks import cause_trace
 from s4node.errors import S4Error, leaves, status_of
 from s4node.process import stdio
 
-_NO_FILES = os.strerror(errno.EMFILE)  # RocksDB uses these words, too
+_NO_FILES = os.strerror(errno.EMFILE)  # RocksDB uses this text, too
 
 
 def exit_status(error: BaseException) -> int:

@@ -40,7 +40,7 @@ def check_given(options: Mapping[str, str]) -> None:
 
 
 def problems_of(options: Mapping[str, str]) -> list[str]:
-    """The mistakes in these options, in words."""
+    """The mistakes in these options, as text."""
     given, cluster = options.get(ADDRESS, ""), options.get(CLUSTER, "")
     if given and cluster:
         return ["options address and cluster say the same; leave one out"]

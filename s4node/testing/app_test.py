@@ -128,7 +128,7 @@ class AppTest(Generic[A]):
         sender = self._sender(stream)
         if not isinstance(sender, LiveSender):
             raise S4Error(f"{stream!r} is not an input to which programs send; send it an event")
-        sender.tell_time(time)
+        sender.report_time(time)
         self._runtime.advance(0.2)
 
     def end_input(self, stream: str, *, partition: int | None = None) -> None:

@@ -329,7 +329,7 @@ class ClusterTest:
 
     @property
     def usage(self) -> Usage:
-        """What the cluster holds on to now, which may not grow for ever."""
+        """The resources that the cluster holds now, which may not grow for ever."""
         hosts, world = self._hosts, self._hosts.world
         containers = [each.container for members in self._members for each in members]
         lanes = [
@@ -355,7 +355,7 @@ class ClusterTest:
 
     @property
     def errors(self) -> dict[str, list[Exception]]:
-        """What has ended containers, by host."""
+        """The errors that have ended containers, by host."""
         return {name: self._hosts.each[name].errors for name in self._names}
 
     @overload
@@ -394,7 +394,7 @@ class ClusterTest:
     # -- inside ------------------------------------------------------------------------------
 
     def _missing(self) -> Iterator[str]:
-        """What is not as it is in a healthy cluster; what is quick to see comes first."""
+        """The faults that keep the cluster from being healthy; the quick checks come first."""
         for process in self._hosts.processes.values():
             if not process.ready():
                 yield f"{process.name} does not run{_last(process.host)}"

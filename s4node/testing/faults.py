@@ -54,7 +54,7 @@ _KILLS: tuple[Kind, ...] = ("kill process", "kill host", "lose host")
 
 
 class Fault(NamedTuple):
-    """What happens to ``host`` at a time, in seconds of the test's clock, and for how long.
+    """A fault of ``host`` at a time, in seconds of the test's clock, and for how long.
 
     - ``stop``: its container stops in order, and starts again a second after it has ended.
     - ``kill process``: its process dies, and its session ends at once. It starts again a second
@@ -113,7 +113,7 @@ def schedule(
     session_seconds: float,
     points: Sequence[str],
 ) -> list[Fault]:
-    """So many faults that begin within ``seconds`` after ``start``, by their begin.
+    """A schedule of ``count`` faults that begin within ``seconds`` after ``start``, by their begin.
 
     Half of them begin while the one that was chosen before goes on. Some kinds are chosen more
     often. If a host is killed or lost, sometimes all are, each by a fault of its own. Hosts are cut

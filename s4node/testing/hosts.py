@@ -60,7 +60,7 @@ class Killed(BaseException):
 
 
 class DiskFullError(OSError, sqlite3.OperationalError):
-    """What the system says of a full disk, and SQLite."""
+    """The error of the system for a full disk, and of SQLite."""
 
     sqlite_errorcode = sqlite3.SQLITE_FULL
 
@@ -269,12 +269,12 @@ class Hosts:
         containers = (each.container for each in self.processes.values())
         apps = sorted({each.app.name for each in containers if each is not None})
 
-        async def tell() -> None:
+        async def report() -> None:
             async with self.coordination.session("drain") as session:
                 for app in apps:
                     await change(Registry(session), AppId(CLUSTER, app), host)
 
-        self.world.start_soon(tell)
+        self.world.start_soon(report)
 
     def _strike(self, fault: Fault) -> None:
         if fault.point:
@@ -348,7 +348,7 @@ class Hosts:
 
 
 def _ground(fault: Fault) -> tuple[str, ...]:
-    """What is the same for faults whose last end counts."""
+    """The key that is equal for faults whose last end counts."""
     ends = (fault.host, fault.other)
     return fault.kind, *(sorted(ends) if fault.kind == "cut apart" else ends)
 

@@ -75,10 +75,10 @@ class MemoryCoordination:
     def remove_session(self, id_: str) -> None:
         self.sessions.pop(id_, None)
         if self.tree.end_session(id_):
-            self.tell_change()
+            self.announce_change()
 
-    def tell_change(self) -> None:
-        """Wake all sessions that wait for changes, when they hear of it."""
+    def announce_change(self) -> None:
+        """Wake all sessions that wait for changes, when it reaches them."""
         for session in self.sessions.values():
             self.runs.after(self.runs.now + self.delay(), session.run, session.wake)
 
@@ -150,7 +150,7 @@ class MemorySession(TreeSession):
             self._lose()
             raise
         if write:
-            self._home.tell_change()
+            self._home.announce_change()
         return result
 
     async def _reach(self) -> None:

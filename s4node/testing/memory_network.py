@@ -219,9 +219,9 @@ class _Caller:
         ours.joins(self._end)
         return ours
 
-    def turn_away(self, word: bytes) -> None:
-        """Close the connection; the last word is lost."""
-        del word
+    def turn_away(self, last: bytes) -> None:
+        """Close the connection; the last frame is lost."""
+        del last
         self._end.dial_later()
 
 

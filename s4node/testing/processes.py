@@ -220,7 +220,7 @@ class Commands:
             manifest = job.place.manifest_of(name)
             with job.place.opened(manifest) as saved:
                 restore = SavepointRestore(
-                    job.app, job.folder, job.config, job.depot, manifest, saved
+                    job.app, job.folder, job.config, job.remote_job, manifest, saved
                 )
                 restore.restore(outputs_again=True, accept_loss=True)
 
@@ -228,7 +228,9 @@ class Commands:
         """Give the app another number of partitions."""
         with self._stopped():
             job = self._job()
-            Repartition(job.app, job.folder, job.config, job.guard, partitions, job.depot).run()
+            Repartition(
+                job.app, job.folder, job.config, job.guard, partitions, job.remote_job
+            ).run()
 
     def _job(self) -> SavepointOf:
         with self._hosts.world.inside():

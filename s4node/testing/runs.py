@@ -10,7 +10,7 @@ Rules
 - A step takes no time, unless the app spends some: then what it does later in the step happens
   later, and the run does nothing further until that time has come.
 - When no run has anything to do, nothing happens before time moves or the world outside acts.
-- Of tasks that hang, those in the app's own code are told first: its handlers and sources, with the
+- Of tasks that hang, those in the app's own code come first: its handlers and sources, with the
   event, the key and the line. Then all, each place once.
 """
 
@@ -124,7 +124,7 @@ class Run:
                 file.close()
 
 
-class Restless(Exception):  # noqa: N818 - the world tells where
+class Restless(Exception):  # noqa: N818 - the world says where
     """A run goes on for ever at one moment."""
 
 
@@ -272,12 +272,12 @@ class _Clock(trio.abc.Clock):
         return deadline - self._runs.now
 
 
-# -- what is told of runs that hang ---------------------------------------------------------------
+# -- reports of runs that hang ---------------------------------------------------------------------
 
 Place = tuple[FrameType, int]
 
 
-def told_waits(runs: Iterable[Run]) -> str:
+def waits_text(runs: Iterable[Run]) -> str:
     """Where all tasks wait, in lines, each with a line break before it."""
     own: dict[str, list[str]] = {}
     every: dict[str, list[str]] = {}

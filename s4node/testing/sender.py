@@ -140,13 +140,13 @@ class LiveSender(Sender):
         self._sent: dict[int, list[Any]] = {}
         self._first: dict[int, int] = {}
 
-    def tell_time(self, time: float) -> None:
-        """Tell the app that later events are not older."""
+    def report_time(self, time: float) -> None:
+        """Report to the app that later events are not older."""
 
-        async def told() -> None:
+        async def report() -> None:
             (await self._client_stream()).watermark(time)
 
-        self._runtime.world.run(told)
+        self._runtime.world.run(report)
 
     async def _client_stream(self) -> ClientStream:
         if self._opened is None:

@@ -40,7 +40,7 @@ from s4node.systems.memory import MemorySystem, _Partition
 from s4node.testing import memory_store
 from s4node.testing.memory_network import MemoryNetwork, Message
 from s4node.testing.memory_store import MemoryStore
-from s4node.testing.runs import Restless, Run, Runs, scheduler, told_waits
+from s4node.testing.runs import Restless, Run, Runs, scheduler, waits_text
 
 T = TypeVar("T")
 
@@ -295,7 +295,7 @@ class World:
 
     def hangs(self, what: str) -> S4Error:
         """The error that also says where all tasks wait, the app's own code first."""
-        return S4Error(f"{what}{told_waits(self.runs.all)}")
+        return S4Error(f"{what}{waits_text(self.runs.all)}")
 
     @contextmanager
     def inside(self) -> Iterator[None]:

@@ -78,7 +78,7 @@ class Cluster:
         settings = QUICK | {
             "s4.session.timeout": str(timeout),
             "s4.state.folder": str(folder / "state"),
-            "s4.state.url": f"file://{self.place}/depot",
+            "s4.state.url": f"file://{self.place}/remote_job",
             "s4.stream.clicks.grade": "durable",
             "task.commit.ms": "200",
             **{key.replace("_", "."): value for key, value in more.items()},
@@ -127,7 +127,7 @@ class Cluster:
     def fences(self) -> dict[str, int]:
         """The highest fence of each task at the URL, whose log nobody else has written to."""
         found = {}
-        for task in (self.place / "depot" / "shop" / "counter" / "tasks").iterdir():
+        for task in (self.place / "remote_job" / "shop" / "counter" / "tasks").iterdir():
             entries = entries_in(task / "log")
             assert wrong_log(entries) == []
             found[task.name] = max(entry.owner.fence for entry in entries.values())
@@ -227,7 +227,7 @@ async def test_a_new_version_goes_on_from_the_state_at_the_url(cluster: Cluster)
         await cluster.click(one.address, 2)
         await cluster.deploy("v2")
         await cluster.check(two.address, one, two, version="v2")
-        packages = list((cluster.place / "depot" / "packages" / "shop").iterdir())
+        packages = list((cluster.place / "remote_job" / "packages" / "shop").iterdir())
         assert len(packages) == 2  # the former one is kept for a rollback
 
 

@@ -211,11 +211,11 @@ async def test_each_task_at_a_url_is_fetched_twice_however_many_it_becomes(
 
     monkeypatch.setattr(RemoteTask, "restored", counted)
     elsewhere = it.folder / "another-machine" / "default" / "counter"
-    depot = RemoteJob(it.url, Path("default") / "counter")
-    guard, _ = known_job(elsewhere, depot)
+    remote_job = RemoteJob(it.url, Path("default") / "counter")
+    guard, _ = known_job(elsewhere, remote_job)
     assert guard is not None
     config = Config.from_values({"s4.state.url": it.url})
-    work = Repartition("counter", elsewhere, config, guard, 11, depot)
+    work = Repartition("counter", elsewhere, config, guard, 11, remote_job)
     assert await trio.to_thread.run_sync(work.run) > 0
     assert fetched == {f"Partition%20{n}": 2 for n in range(4)}
     it.state = it.folder / "another-machine"
@@ -527,10 +527,10 @@ class Shop:
 
     def tasks(self) -> Iterator[TaskState]:
         """The state of each task that the job has."""
-        depot = RemoteJob(self.url, Path("default", "counter")) if self.url else None
-        _, tasks = known_job(self.job, depot)
+        remote_job = RemoteJob(self.url, Path("default", "counter")) if self.url else None
+        _, tasks = known_job(self.job, remote_job)
         for task in tasks:
-            with saved_state(self.job, task, depot) as state:
+            with saved_state(self.job, task, remote_job) as state:
                 if state is not None:
                     yield state
 

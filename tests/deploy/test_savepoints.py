@@ -680,8 +680,8 @@ class Shop:
         for task in sorted((self.folder / folder / cluster / app).glob("tasks/*")):
             shipped = None
             if self.url and app == "counter":
-                depot = RemoteJob(self.url, Path(cluster) / app)
-                shipped = depot.task(task.name)
+                remote_job = RemoteJob(self.url, Path(cluster) / app)
+                shipped = remote_job.task(task.name)
             with epochs.copied(task, shipped) as database:
                 reader = StateReader(TaskState(database, crc32m))
                 for key, state in reader.instances(pe) if pe in reader.elements else ():

@@ -10,7 +10,7 @@ import pytest
 from harness import ROOT, run_module
 
 from s4node.net.wire.frame import WINDOW_BYTES
-from s4node.runtime.task.timers import SPAN
+from s4node.runtime.task.schedule import SPAN
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_an_answer_tells_the_newest_types_that_make_it_no_longer_than_one_connec
         fields = tuple((f"{'x' * 200}{number}_{n}", "str", True) for n in range(500))
         declared = wire.TypeDecl(f"Long{number}", fingerprint_of(f"Long{number}", fields), fields)
         assert not stream.declare([declared])
-    assert [kind.name for kind in stream.told_types] == ["Long3", "Long4"]
+    assert [kind.name for kind in stream.declared_types] == ["Long3", "Long4"]
 
 
 # -- set-up ---------------------------------------------------------------------------------------

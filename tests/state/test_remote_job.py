@@ -21,11 +21,11 @@ from s4node.state.remote_task import RemoteTask
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_another_job_s_place_is_refused(kind: str, tmp_path: Path) -> None:
-    depot = RemoteJob(f"{kind}://{tmp_path}/depot", Path("here/app"))
-    depot.admit(JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4}))
-    depot.admit(JobGuard(4, "by-partition", "crc32m", {"log.views": 2}))
+    remote_job = RemoteJob(f"{kind}://{tmp_path}/remote_job", Path("here/app"))
+    remote_job.admit(JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4}))
+    remote_job.admit(JobGuard(4, "by-partition", "crc32m", {"log.views": 2}))
     with pytest.raises(CheckpointError, match=r"does not fit this job:\n- it had 4 tasks"):
-        depot.admit(JobGuard(8, "by-partition", "crc32m", {"log.clicks": 4}))
+        remote_job.admit(JobGuard(8, "by-partition", "crc32m", {"log.clicks": 4}))
 
 
 def test_a_url_that_means_nothing_is_a_mistake_in_the_configuration() -> None:
@@ -37,8 +37,8 @@ def test_a_url_that_means_nothing_is_a_mistake_in_the_configuration() -> None:
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 def test_a_shipment_is_of_one_task(kind: str, tmp_path: Path) -> None:
-    depot = RemoteJob(f"{kind}://{tmp_path}/depot", Path("here/app"))
-    one, other = depot.task("one"), depot.task("other")
+    remote_job = RemoteJob(f"{kind}://{tmp_path}/remote_job", Path("here/app"))
+    one, other = remote_job.task("one"), remote_job.task("other")
     one.highest(), other.highest()
     one.claim(5, "origin", 1)
     assert (one.highest(), other.highest()) == (5, 0)
@@ -46,7 +46,7 @@ def test_a_shipment_is_of_one_task(kind: str, tmp_path: Path) -> None:
 
 
 def test_of_two_writers_that_create_a_name_in_a_folder_one_succeeds(tmp_path: Path) -> None:
-    writers = [RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).files for _ in "ab"]
+    writers = [RemoteJob(f"file://{tmp_path}/remote_job", Path("here/app")).files for _ in "ab"]
     root = writers[0].root
     writers[0].make_folder(root)
     with ThreadPoolExecutor(2) as threads:
@@ -60,16 +60,17 @@ def test_of_two_writers_that_create_a_name_in_a_folder_one_succeeds(tmp_path: Pa
 def test_how_owners_append_is_recorded_once_and_who_cannot_is_refused(tmp_path: Path) -> None:
     """On ``memory:`` a name is looked for and then taken, which is not a condition."""
     folder, memory = (
-        RemoteJob(f"{kind}://{tmp_path}/depot", Path("here/app")) for kind in ("file", "memory")
+        RemoteJob(f"{kind}://{tmp_path}/remote_job", Path("here/app"))
+        for kind in ("file", "memory")
     )
     assert (folder.append_mode(), memory.append_mode()) == ("create", "look")
-    jobs = tmp_path / "depot/here/app/jobs"
+    jobs = tmp_path / "remote_job/here/app/jobs"
     assert [path.name for path in jobs.iterdir()] == ["create"]
     (jobs / "create").rename(jobs / "look")
-    assert RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).append_mode() == "look"
+    assert RemoteJob(f"file://{tmp_path}/remote_job", Path("here/app")).append_mode() == "look"
     (jobs / "create").touch()
     with pytest.raises(StateError, match="has both 'create' and 'look'"):
-        RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).append_mode()
+        RemoteJob(f"file://{tmp_path}/remote_job", Path("here/app")).append_mode()
     other = RemoteJob(f"memory://{tmp_path}/other", Path("here/app"))
     other.files.put(f"{other.files.root}/jobs/create", b"")
     with pytest.raises(StateError, match="this node cannot make them there: two writers of one"):
@@ -88,11 +89,11 @@ def test_how_owners_append_is_recorded_once_and_who_cannot_is_refused(tmp_path: 
     ],
 )
 def test_a_place_that_refuses_says_what_to_do(error: OSError, fix: str, tmp_path: Path) -> None:
-    files = RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).files
+    files = RemoteJob(f"file://{tmp_path}/remote_job", Path("here/app")).files
     with pytest.raises(StateError) as caught, files.translate_errors():
         raise error
     text = str(caught.value)
-    assert text.startswith(f"file://{tmp_path}/depot/here/app cannot be read or written: ")
+    assert text.startswith(f"file://{tmp_path}/remote_job/here/app cannot be read or written: ")
     assert fix in text
 
 

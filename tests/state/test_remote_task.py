@@ -266,12 +266,12 @@ def test_a_manifest_whose_names_lead_elsewhere_is_refused_before_anything_is_wri
 def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
     tmp_path: Path,
 ) -> None:
-    owner = Owner(f"file://{tmp_path}/depot", tmp_path / "one")
-    depot = tmp_path / "depot"
+    owner = Owner(f"file://{tmp_path}/remote_job", tmp_path / "one")
+    remote_job = tmp_path / "remote_job"
     seen: dict[Path, bytes] = {}
 
     def look() -> None:
-        for path in depot.rglob("*"):
+        for path in remote_job.rglob("*"):
             if path.is_file():
                 assert seen.setdefault(path, path.read_bytes()) == path.read_bytes(), path
 
@@ -289,7 +289,7 @@ def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
     owner.checkpoint()
     owner.checkpoint()  # of the same commit
     look()
-    other = Owner(f"file://{tmp_path}/depot", tmp_path / "two")
+    other = Owner(f"file://{tmp_path}/remote_job", tmp_path / "two")
     look()
     assert other.found == at(4)
     owner.close()
@@ -300,7 +300,7 @@ def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
 def test_a_commit_after_a_rollback_takes_back_what_a_failed_one_may_have_shipped(
     tmp_path: Path, there: int
 ) -> None:
-    url = f"file://{tmp_path}/depot"
+    url = f"file://{tmp_path}/remote_job"
     owner = Owner(url, tmp_path / "one")
     owner.commit(1, keys=2)
     lose(owner, there)
@@ -321,7 +321,7 @@ def test_a_commit_after_a_rollback_takes_back_what_a_failed_one_may_have_shipped
 def test_a_commit_of_a_shipped_task_is_written_as_soon_as_its_disk_has_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
-    owner = Owner(f"file://{tmp_path}/depot", small_disk / "one")
+    owner = Owner(f"file://{tmp_path}/remote_job", small_disk / "one")
     owner.commit(1)
     ballast = filled(small_disk)
     for n in (2, 3):  # the second one fails when it opens the database again
@@ -331,7 +331,7 @@ def test_a_commit_of_a_shipped_task_is_written_as_soon_as_its_disk_has_room(
     ballast.unlink()
     owner.commit(4)
     owner.close()
-    other = Owner(f"file://{tmp_path}/depot", tmp_path / "two")
+    other = Owner(f"file://{tmp_path}/remote_job", tmp_path / "two")
     assert (other.counts.get("key-0"), other.counts.get("key-1")) == (4, 3)
     other.close()
 
@@ -361,7 +361,7 @@ def test_an_upload_that_is_overtaken_by_the_next_owner_ends_without_an_error(
     tmp_path: Path, calls: int
 ) -> None:
     """As after a task was handed over in order, while what its last checkpoint holds is shipped."""
-    url = f"memory://{tmp_path}/depot-{secrets.token_hex(4)}"
+    url = f"memory://{tmp_path}/remote_job-{secrets.token_hex(4)}"
     before = Owner(url, tmp_path / "one")
     for n in range(1, 4):
         before.commit(n)
@@ -383,7 +383,7 @@ def test_an_upload_that_is_overtaken_by_the_next_owner_ends_without_an_error(
 def test_an_owner_of_an_earlier_epoch_is_refused(url: str, tmp_path: Path) -> None:
     owner = Owner(url, tmp_path / "one")
     owner.shipment.claim(owner.fence + 1, "origin", 7)
-    late = owner.depot.task("t")
+    late = owner.remote_job.task("t")
     late.highest()
     with pytest.raises(TaskFenced, match="now belongs to epoch 7"):
         late.claim(owner.fence + 2, "origin", 6)
@@ -462,7 +462,7 @@ def test_acknowledged_commits_survive_a_takeover_at_any_moment(
 ) -> None:
     """Between any two calls of an owner, another takes over, and a third between any of its."""
     folder = tmp_path_factory.mktemp("owners")
-    url = f"{kind}://{folder}/depot"
+    url = f"{kind}://{folder}/remote_job"
     counted = [0]
     owners: list[Owner] = []
     number = [0]
@@ -518,8 +518,8 @@ def test_acknowledged_commits_survive_a_takeover_at_any_moment(
 def test_what_cannot_be_removed_is_told_and_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    owner = Owner((tmp_path / "depot").as_uri(), tmp_path / "one")
-    log = tmp_path / "depot" / "here" / "app" / "tasks" / "t" / "log"
+    owner = Owner((tmp_path / "remote_job").as_uri(), tmp_path / "one")
+    log = tmp_path / "remote_job" / "here" / "app" / "tasks" / "t" / "log"
     before = set(log.iterdir())
     owner.commit(1)
     (entry,) = set(log.iterdir()) - before
@@ -707,14 +707,14 @@ def test_what_a_newer_version_has_shipped_is_refused(url: str, tmp_path: Path) -
 
 
 def test_a_url_that_cannot_be_used_is_reported_and_tried_again(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/depot"
+    url = f"file://{tmp_path}/remote_job"
     owner = Owner(url, tmp_path / "one")
     owner.commit(1)
-    entries = tmp_path / "depot" / "here" / "app" / "tasks" / "t" / "log"
+    entries = tmp_path / "remote_job" / "here" / "app" / "tasks" / "t" / "log"
     entries.rename(tmp_path / "away")
     with pytest.raises(
         StateError,
-        match=r"depot/here/app cannot be read or written: FileNotFound.*; create the",
+        match=r"remote_job/here/app cannot be read or written: FileNotFound.*; create the",
     ):
         owner.commit(2)
     assert owner.state.last[1] == 1
@@ -728,7 +728,7 @@ def test_a_url_that_cannot_be_used_is_reported_and_tried_again(tmp_path: Path) -
 
 
 def test_many_objects_are_fetched_at_a_time_and_written_at_once(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/depot"
+    url = f"file://{tmp_path}/remote_job"
     committed(url, tmp_path / "one", *range(1, 70))
     writes: list[int] = []
 
@@ -760,7 +760,7 @@ def test_many_objects_are_fetched_at_a_time_and_written_at_once(tmp_path: Path) 
 
 
 def test_the_slower_a_place_is_the_fewer_commits_follow_a_checkpoint(tmp_path: Path) -> None:
-    owner = Owner(f"file://{tmp_path}/depot", tmp_path / "one")
+    owner = Owner(f"file://{tmp_path}/remote_job", tmp_path / "one")
     owner.shipment._restore_seconds = 1e-12
     assert not owner.keeping.due
     owner.commit(1)
@@ -780,8 +780,8 @@ class Owner:
     """Who has taken the task over, with a folder of its own; commits count in the key ``n``."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.depot = RemoteJob(url, Path("here/app"))
-        self.shipment = self.depot.task("t")
+        self.remote_job = RemoteJob(url, Path("here/app"))
+        self.shipment = self.remote_job.task("t")
         self.folder = folder
         self.fence = max(self.shipment.highest(), epochs.highest(folder)) + 1
         self.shipment.claim(self.fence, "origin", self.fence)
@@ -838,7 +838,7 @@ def at(n: int) -> tuple[set[int], dict[str, int]]:
 
 @pytest.fixture(params=["file", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    name = f"{request.param}://{tmp_path}/depot-{secrets.token_hex(4)}"
+    name = f"{request.param}://{tmp_path}/remote_job-{secrets.token_hex(4)}"
     yield name
     files, root = fsspec.core.url_to_fs(name)
     if files.exists(root):

@@ -63,10 +63,10 @@ async def test_a_place_that_is_gone_for_a_while_holds_commits_up_and_nothing_els
     async with flowing(tmp_path) as (it, flow):
         async with s4_process(*on_node(it, "node-a"), cwd=tmp_path) as process:
             await goes_on(it, "node-a")
-            (tmp_path / "depot").rename(tmp_path / "away")
+            (tmp_path / "remote_job").rename(tmp_path / "away")
             await until(lambda: "progress could not be written" in process.errors)
             held = done(it, "node-a")
-            (tmp_path / "away").rename(tmp_path / "depot")
+            (tmp_path / "away").rename(tmp_path / "remote_job")
             await until(lambda: done(it, "node-a") > held)
             await until(lambda: "progress is written again" in process.errors)
             await process.kill()
@@ -110,7 +110,7 @@ def on_node(it: Bench, name: str, *more: str) -> list[str]:
     return [
         *counting(it),
         *("-p", f"s4.state.folder={it.folder / name}"),
-        *("-p", f"s4.state.url=file://{it.folder / 'depot'}"),
+        *("-p", f"s4.state.url=file://{it.folder / 'remote_job'}"),
         *more,
     ]
 

@@ -616,7 +616,7 @@ async def test_shipping_may_stop_only_if_nobody_has_resumed_from_the_url(
             system.put("words", 0, *words(*some))
             await until(lambda: container.processed == len(some))
 
-    shipped = {"s4.state.url": f"file://{tmp_path}/depot"}
+    shipped = {"s4.state.url": f"file://{tmp_path}/remote_job"}
     await count(at("one") | shipped, "a", "a")
     await count(at("two") | shipped, "b")
     with dies(StateError, match=r"task folder 'Partition%200' .* until now, has commit"):
@@ -634,16 +634,18 @@ async def test_shipping_stops_with_a_warning_if_the_url_cannot_be_read(
 ) -> None:
     system.create("words", 1)
     system.put("words", 0, *words("a"))
-    depot = tmp_path / "depot"
-    async with running(tallying(), settings | {"s4.state.url": f"file://{depot}"}) as container:
+    remote_job = tmp_path / "remote_job"
+    async with running(
+        tallying(), settings | {"s4.state.url": f"file://{remote_job}"}
+    ) as container:
         await until(lambda: container.processed == 1)
-    shutil.rmtree(depot)
-    depot.write_text("no folder any more")
+    shutil.rmtree(remote_job)
+    remote_job.write_text("no folder any more")
     with capture_logs() as logs:
         async with running(tallying(), settings):
             pass
     (told,) = [log for log in logs if log["event"].startswith("a task was shipped until now")]
-    assert str(depot) in told["reason"]
+    assert str(remote_job) in told["reason"]
     assert stored(settings) == {"a": 1}
 
 

@@ -47,14 +47,14 @@ from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
 folder = Path(sys.argv[1]) / "state" / "default" / "app"
-depot = RemoteJob(f"file://{sys.argv[1]}/depot", folder, sync=True)
+remote_job = RemoteJob(f"file://{sys.argv[1]}/remote_job", folder, sync=True)
 for life in range(2):
     claims = TaskClaims(folder, sync=True)
     guard = JobGuard(1, "grouper", "hasher")
     claims.admit(guard)
-    depot.admit(guard)
+    remote_job.admit(guard)
     place = task_folder(folder, "task")
-    shipment = depot.task("task")
+    shipment = remote_job.task("task")
     claim = claims.claim("task", "", 0, max(epochs.highest(place), shipment.highest()))
     shipment.claim(claim.fence, "", 0)
     make = lambda own: Database(own, sync=True)
@@ -90,9 +90,9 @@ from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 
 folder = Path(sys.argv[1]) / "state" / "default" / "app"
-depot = RemoteJob(f"file://{sys.argv[1]}/depot", folder, sync=True)
+remote_job = RemoteJob(f"file://{sys.argv[1]}/remote_job", folder, sync=True)
 for fence in (1, 2):
-    task = depot.task("task")
+    task = remote_job.task("task")
     assert task.highest() == fence - 1
     task.claim(fence, "", 0)
     database = epochs.claim(folder / "tasks" / f"machine-{fence}", fence, Database, task)

@@ -74,7 +74,7 @@ def over_apps(
 
 
 def describe(cycle: Iterable[str]) -> str:
-    """The cycle in words: ``a -> b -> a``."""
+    """The cycle as text: ``a -> b -> a``."""
     names = list(cycle)
     return " -> ".join([*names, *names[:1]])
 

@@ -1,8 +1,8 @@
 """The dashboard on a terminal, through rich.
 
 Rules
-- A table that is too wide drops columns, the empty ones first, then the least important ones. Words
-  are never broken.
+- A table that is too wide drops columns, the empty ones first, then the least important ones. A
+  text breaks only at spaces.
 - In a live display, each long text is one line.
 """
 

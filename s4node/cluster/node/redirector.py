@@ -75,7 +75,7 @@ class Redirector:
                 effects=self._listener.effects,
                 nudge=self._wake,
             )
-        self._drain_word = b""
+        self._drain_frame = b""
         self._lookup = lookup
         self._status = StatusAnswers(node, status)
         self._open = False
@@ -123,8 +123,8 @@ class Redirector:
         if self.log is None:
             return
         self._listener.stop_accepting()
-        self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
-        self._listener.broadcast(self._drain_word)
+        self._drain_frame = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
+        self._listener.broadcast(self._drain_frame)
         self.log.close()
         with trio.move_on_after(self._grace) as patience:
             await self.log.wait_written()
@@ -159,8 +159,8 @@ class Redirector:
         if self._status.on_frame(header, connection):
             return
         if self.log is not None and self.log.on_frame(frame, connection):
-            if self._drain_word and isinstance(header, wire.Hello):
-                connection.answer(self._drain_word)
+            if self._drain_frame and isinstance(header, wire.Hello):
+                connection.answer(self._drain_frame)
         elif isinstance(header, wire.Hello):
             query = header.stream, bool(header.headers.get(wire.SUBSCRIBE))
             found = self._lookup(*query)

@@ -292,7 +292,7 @@ class ContainerProcess:
         self._nudge()
 
     def _find_event(self, pid: int) -> str:
-        """The event at which a careful process has died, in words; empty if there is none."""
+        """The event at which a careful process has died, as text; empty if there is none."""
         from s4node.state.job import folder_of  # which loads databases, and few processes die
 
         config, app = Config.from_values(self.begin.settings), self.begin.app

@@ -66,7 +66,7 @@ class Listener(Protocol):
 
 
 def credentials_of(path: str) -> dict[str, Any]:
-    """kazoo's options for the credentials in a file; raises ConfigError, with no word of a line
+    """kazoo's options for the credentials in a file; raises ConfigError, without the text of a line
     that is not understood, because it may be a password."""
     given: dict[str, str] = {}
     known = ", ".join(_CREDENTIALS)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from s4node.errors import ConfigError, GraphError
 from s4node.events.event import footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
-from s4node.events.routing import KeyRule, Router, producer_rule, told_key
+from s4node.events.routing import KeyRule, Router, key_text, producer_rule
 from s4node.events.schema import JsonText, TypeDecl
 from s4node.net.egress.closed_layouts import (
     ClosedLayout,
@@ -453,7 +453,7 @@ class Outbox:
         if named:
             self._only = self.lanes[crc32m(self.producer) % len(self.lanes)]
             if not texts and len(self.lanes) > 1:
-                self._why_only = OneLane(told_key(self._key), answer.routing)
+                self._why_only = OneLane(key_text(self._key), answer.routing)
 
     def _route_from(self, events: list[Any]) -> None:
         """Sort events that do not count yet into the lanes."""

@@ -49,7 +49,7 @@ only has to keep them longer."""
 
 
 def origin_of(stream: str, partition: int, producer: str) -> str:
-    """The unit that the numbers of a lane count, in words."""
+    """The unit that the numbers of a lane count, as text."""
     return f"{stream}[{partition}]@{producer}"
 
 
@@ -122,7 +122,7 @@ class ProducerLane:
     by_event: bool = field(init=False)  # else whole frames are acknowledged
     returns: int = 0  # rollbacks of its task
     effects: Effects = field(init=False)
-    origin: str = field(init=False)  # of its numbers, in words
+    origin: str = field(init=False)  # of its numbers, as text
     life: Life = field(default_factory=Life)  # the latest life that said hello
     own_id: bool = False  # later lives of its producer use the same id
     untimed: bool = False  # a task that reports no time

@@ -49,7 +49,7 @@ class Committer:
         folder: Path,
         context: CommitContext,
         loop: RunLoop,
-        depot: RemoteJob | None,
+        remote_job: RemoteJob | None,
         *,
         sync: bool,
     ) -> None:
@@ -57,8 +57,8 @@ class Committer:
         self._context = context
         self._producers = context.producers
         self._exchange = context.exchange
-        self._depot = depot
-        self._savepoints = savepoints_of(folder, depot)
+        self._remote_job = remote_job
+        self._savepoints = savepoints_of(folder, remote_job)
         self._sync = sync
         self._loop = loop
         self._tasks: dict[int, TaskCommits] = {}
@@ -77,19 +77,19 @@ class Committer:
         await answer("", partial(context.in_thread, self._savepoints.check_restored))
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
-        if self._depot is not None:
-            follow = partial(self._follow_layout, context.store, self._depot)
+        if self._remote_job is not None:
+            follow = partial(self._follow_layout, context.store, self._remote_job)
             await answer("", partial(context.claims, follow))
         context.run = await context.claims(context.store.admit, job)
         known = await context.claims(context.store.job)
         assert known is not None
         self._producers.begin_layout(known.layout or 0)
-        if self._depot is not None:
-            await answer("", partial(context.claims, self._depot.admit, job))
+        if self._remote_job is not None:
+            await answer("", partial(context.claims, self._remote_job.admit, job))
 
-    def _follow_layout(self, store: TaskClaims, depot: RemoteJob) -> None:
+    def _follow_layout(self, store: TaskClaims, remote_job: RemoteJob) -> None:
         """Forget the tasks in this folder if the job was given other partitions elsewhere."""
-        there = depot.job()
+        there = remote_job.job()
         if there is not None:
             forget = partial(shutil.rmtree, self._folder / "tasks", ignore_errors=True)
             store.begin_layout(there, forget=forget)
@@ -198,9 +198,9 @@ class Committer:
 
     def _begin(self, commits: TaskCommits, what: TaskProgress) -> None:
         task = commits.task
-        task.timetable.commit_begins(trio.current_time())
-        if told := task.failures.isolation.taken(end_told=task.gate.end_told):
-            self._loop.carry_out(task, [HandOn("", stream, [event]) for stream, event in told])
+        task.schedule.commit_begins(trio.current_time())
+        if letters := task.failures.isolation.taken(end_notified=task.gate.end_notified):
+            self._loop.carry_out(task, [HandOn("", stream, [event]) for stream, event in letters])
         commits.begin_commit(what)
         commits.writing = True
         commits.again = False
@@ -214,18 +214,18 @@ class Committer:
             if commits.task.gate.phase is not Phase.FAILED:  # else that state is discarded
                 raise
             commits.writing = False
-            commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
+            commits.task.schedule.commit_ended(trio.current_time(), *commits.spent)
             self._quiet.unpark_all()
             return
         if written:
             self._loop.nudge()  # it sends verdicts once this task waits
-            await commits.tell(what)
-            passing("commit.told")
+            await commits.acknowledge(what)
+            passing("commit.acknowledged")
             if commits.cut:
                 await self._keep_cut(commits)
-            if commits.keeping.due:
+            if commits.retention.due:
                 upload = await self._context.in_thread(
-                    commits.keeping.make_checkpoint, commits.state
+                    commits.retention.make_checkpoint, commits.state
                 )
                 if upload is not None:
                     self._nursery.start_soon(self._context.upload, upload)
@@ -238,7 +238,7 @@ class Committer:
                 why = self._context.retries.failing[commits.claim.task]
                 await self._cut_failed(commits.cut, cut, f"its commit could not be written: {why}")
         commits.writing = False
-        commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
+        commits.task.schedule.commit_ended(trio.current_time(), *commits.spent)
         if commits.pending is not None and commits.pending != what and not commits.keeps:
             self._begin(commits, commits.pending)
         elif not self._finishing:
@@ -259,7 +259,7 @@ class Committer:
             await self._cut_failed(commits.cut, report, str(error))
             return
         passing("savepoint.kept")
-        if self._depot is None:
+        if self._remote_job is None:
             await self._publish_cut(commits.cut, report)
         else:  # which takes long
             self._nursery.start_soon(self._publish_cut, commits.cut, report)

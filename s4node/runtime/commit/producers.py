@@ -2,7 +2,7 @@
 
 Rules
 - A commit takes the numbers of a task's producers in the moment in which it takes the state.
-- Producers are told only what is written.
+- Only what is written is acknowledged to producers.
 """
 
 from __future__ import annotations

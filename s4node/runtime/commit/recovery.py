@@ -13,7 +13,7 @@ Rules
   lead to its PE, the strictest one decides: ``fail``, else ``dead-letter``, else ``skip``.
 - If tasks can be rolled back, the end of the inputs waits until everything before it is committed,
   because nothing would be replayed after it. The task's own work at the end is committed before
-  anything else; a later rollback does not tell it of the end again.
+  anything else; a later rollback does not notify it of the end again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Recovery:
 
     @property
     def undoes(self) -> bool:
-        return any(word != FAIL for word in self._said.values())
+        return any(policy != FAIL for policy in self._said.values())
 
     def takes(self, task: Task, error: ProcessingError) -> bool:
         if isinstance(error.call, HookCall):
@@ -149,7 +149,7 @@ class Recovery:
             left.dead_letter.put("app", task.app.name)
             left.dead_letter.put("task", task.name)
             left.dead_letter.freeze()
-            task.failures.isolation.tell_call(left, self._dead_letters)
+            task.failures.isolation.add_call_dead_letter(left, self._dead_letters)
         else:
             self._dead_letter_queue.send_skipped(task, left.place, left.dead_letter)
 
@@ -187,7 +187,7 @@ class Recovery:
                 dead_letter.put("app", task.app.name)
                 dead_letter.put("task", task.name)
                 dead_letter.freeze()
-                task.failures.isolation.tell(batch, one, self._dead_letters)
+                task.failures.isolation.add_dead_letter(batch, one, self._dead_letters)
             else:
                 self._dead_letter_queue.send_skipped(task, place, dead_letter)
 
@@ -197,7 +197,11 @@ def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:
 
     Events of ``live`` inputs are not replayed; ``kept`` says that tasks keep state.
     """
-    said = {name: word for name, word in config.matching(settings.ON_ERROR).items() if word != FAIL}
+    said = {
+        name: policy
+        for name, policy in config.matching(settings.ON_ERROR).items()
+        if policy != FAIL
+    }
     if not said:
         return
     fed = [s.name for s in app.streams.values() if not isinstance(s, OutputStream)]
@@ -207,8 +211,8 @@ def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:
         for name in said
         if name not in fed
     ]
-    name, word = next(iter(said.items()))
-    why = f"s4.stream.{name}.onError = {word} rolls a task back to its last commit"
+    name, policy = next(iter(said.items()))
+    why = f"s4.stream.{name}.onError = {policy} rolls a task back to its last commit"
     if not kept:
         problems.append(
             f"{why}, but no input of app {app.name!r} can be replayed: they are live and fast. "

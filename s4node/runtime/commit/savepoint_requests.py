@@ -5,7 +5,7 @@ Rules
   of a container are asked for their cuts when it appears, and so is a task that comes later.
 - If the job has fast inputs, all containers hold and drain theirs first. They go on when the cuts
   have begun, when nobody asks for the savepoint any more, and at each trouble with the
-  coordination. A container holds its inputs only after it could tell the others about them.
+  coordination. A container holds its inputs only after it could announce them to the others.
 - A cut is reported when it is kept, and its owner still has the right to write the task. So is one
   that could not be kept: the savepoint fails, and the job goes on. A report that cannot be given
   yet is given later.
@@ -84,7 +84,7 @@ class SavepointRequests:
         self._cuts = cuts
         self._inputs = inputs
         self._unreported: dict[str, tuple[int, CutReport]] = {}  # by task
-        self._told: object = None  # what the others know of the drain
+        self._reported: object = None  # what the others know of the drain
         self._state = ""
         self._registry: Registry | None = None
 
@@ -140,11 +140,11 @@ class SavepointRequests:
             return True
         tasks = [self._names[partition] for partition in self._cuts.partitions]
         waiting = self._inputs.undrained
-        told = number, tasks, waiting.keys(), any(waiting.values())
-        if told != self._told:
+        drain = number, tasks, waiting.keys(), any(waiting.values())
+        if drain != self._reported:
             report = DrainReport(tasks, waiting)
             await self._registry.job.report_drain(self._state, number, report)
-            self._told = told
+            self._reported = drain
         self._inputs.hold(trio.current_time())
         drains = await self._registry.job.drains(self._state, number)
         drained = {task for each in drains if not each.waiting for task in each.tasks}
@@ -166,7 +166,7 @@ class SavepointRequests:
 
     def _let_go(self) -> None:
         self._inputs.let_go(trio.current_time())
-        self._told = None
+        self._reported = None
 
     def _on_trouble(self, reason: str) -> None:
         log.warning("savepoints cannot be asked for at the moment", reason=reason)

@@ -14,7 +14,7 @@ Rules
   stops only if that lasts for ``task.commit.timeout.ms``. It stops at once if another container has
   taken the task over, or a file is damaged.
 - That a task is done is part of the commit of its last work. So its next owner neither starts it
-  nor tells it of the end of its inputs again. This holds for the run of the job.
+  nor notifies it of the end of its inputs again. This holds for the run of the job.
 - The offset of a startpoint is committed, with the id of the startpoint, before anything is read
   from there.
 """
@@ -136,7 +136,7 @@ class TaskCommits:
     task: Task
     claim: Claim
     state: TaskState
-    keeping: CheckpointRetention
+    retention: CheckpointRetention
     checkpoint: Checkpoint = field(init=False)
     writing: bool = False  # a commit runs
     pending: TaskProgress | None = None  # to write next, for a task that saves only this
@@ -292,7 +292,7 @@ class TaskCommits:
         """Write in a thread; return False if that failed and may be tried again."""
         context = self._context
         leaves = context.exchange.leaves(self.task)
-        linked = leaves or _hears_tasks(what)  # others neither resend nor take back its events
+        linked = leaves or _comes_from_tasks(what)  # others neither resend nor take back its events
         checks = bool(leaves or what.producers or what.consumed)
         done = context.run if self.task.done else 0
         try:
@@ -372,7 +372,7 @@ class TaskCommits:
                 f"{retries.timeout:g} s (task.commit.timeout.ms): {error}"
             ) from error
 
-    async def tell(self, what: TaskProgress) -> None:
+    async def acknowledge(self, what: TaskProgress) -> None:
         """Acknowledge a commit that is safe to producers, startpoints and the task."""
         self._context.commits += 1
         self.task.failures.isolation.written()
@@ -413,7 +413,7 @@ class TaskCommits:
             await trio.lowlevel.checkpoint()
 
 
-def _hears_tasks(what: TaskProgress) -> bool:
+def _comes_from_tasks(what: TaskProgress) -> bool:
     """Return True if other tasks are among the producers in a commit."""
     return any(
         saved.lane.producer.startswith(TASK)

@@ -54,7 +54,7 @@ class Drain:
         )
 
     def waits_for(self) -> list[str]:
-        """The things that have to happen before the container can end, in words."""
+        """The things that have to happen before the container can end, as text."""
         found = [
             f"a verdict of {owed.consumer!r} on {owed.events} events of stream {owed.stream!r}"
             for owed in self._outputs.owed()
@@ -90,7 +90,7 @@ class Drain:
         return found
 
     def log_left(self) -> list[str]:
-        """Log the lost events; return them in words."""
+        """Log the lost events; return them as text."""
         left = []
         for owed in self._outputs.owed():
             if owed.stream != self._dead_letters:

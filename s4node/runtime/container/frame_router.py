@@ -70,7 +70,7 @@ class FrameRouter:
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""
         self._node = node
-        self._drain_word = b""
+        self._drain_frame = b""
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
         self._answering = trio.lowlevel.ParkingLot()
         self._loop: RunLoop | None = None
@@ -116,8 +116,8 @@ class FrameRouter:
 
     def drain(self) -> None:
         """Announce to all peers, present and future, that we are stopping."""
-        self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
-        self.listener.broadcast(self._drain_word)
+        self._drain_frame = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
+        self.listener.broadcast(self._drain_frame)
 
     async def _answer_early(self) -> None:
         """Send the answers of the log until the loop does so."""
@@ -140,8 +140,8 @@ class FrameRouter:
         if self.status is not None and self.status.on_frame(header, connection):
             return
         if self.log is not None and self.log.on_frame(frame, connection):
-            if self._drain_word and isinstance(header, wire.Hello):
-                connection.answer(self._drain_word)
+            if self._drain_frame and isinstance(header, wire.Hello):
+                connection.answer(self._drain_frame)
         elif isinstance(header, wire.Drain):
             connection.silent.set()
         elif isinstance(header, wire.Query):
@@ -158,8 +158,8 @@ class FrameRouter:
             answer = peers.hello(header, connection)
             if answer is not None:
                 connection.answer(wire.encode_frame(answer))
-            if self._drain_word:
-                connection.answer(self._drain_word)
+            if self._drain_frame:
+                connection.answer(self._drain_frame)
         elif isinstance(header, wire.Idle):
             self._inputs.on_idle(header, connection)
         elif isinstance(header, wire.Watermark):

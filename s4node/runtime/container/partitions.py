@@ -37,10 +37,10 @@ from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.gate import Phase
+from s4node.runtime.task.schedule import OF_CONTAINER, CommitBudget
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
-from s4node.runtime.task.timers import OF_CONTAINER, CommitBudget
 from s4node.stages.executors import SENDER, STREAM
 from s4node.stages.stage import Stage
 

@@ -18,7 +18,7 @@ from s4node.app.app import App
 from s4node.app.in_order import IN_ORDER
 from s4node.app.stream import OutputStream
 from s4node.errors import StateError
-from s4node.events.routing import KeyRule, told_key
+from s4node.events.routing import KeyRule, key_text
 from s4node.runtime.event_time.window_state import FAILED
 from s4node.savepoints.manifest import StateCheck
 
@@ -94,14 +94,14 @@ def _tables_of(app: App) -> set[str]:
 
 
 def _keys_of(app: App) -> dict[str, list[Any]]:
-    """The name and the types in words of the key of each stream to PEs."""
+    """The name and the types as text of the key of each stream to PEs."""
     keys = {}
     for stream in app.streams.values():
         if stream.key is not None and not isinstance(stream, OutputStream):
             parts = KeyRule(stream.key, generic=True).attributes
             typed = [{f[0]: f[1] for f in each.declaration.fields} for each in stream.types]
             kinds = {",".join(each.get(part, "") for part in parts) for each in typed if each}
-            keys[stream.name] = [told_key(stream.key), sorted(kinds - {""})]
+            keys[stream.name] = [key_text(stream.key), sorted(kinds - {""})]
     return keys
 
 

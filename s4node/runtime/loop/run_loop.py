@@ -121,7 +121,7 @@ class RunLoop:
         if self._draining:
             task.drain()
         if self._windows_over:
-            task.timetable.end_windows()
+            task.schedule.end_windows()
         self.tasks.append(task)
         self._requests.add(task)
         self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
@@ -201,7 +201,7 @@ class RunLoop:
         """Have no further windows, because the loop might never become idle with them."""
         self._windows_over = True
         for task in self.tasks:
-            task.timetable.end_windows()
+            task.schedule.end_windows()
 
     # -- what tasks decide -------------------------------------------------------------------
 
@@ -352,10 +352,10 @@ class RunLoop:
     def _check_timers(self) -> None:
         now = trio.current_time()
         for task in self.tasks:
-            timetable, backlog = task.timetable, task.backlog
-            if timetable.at <= now:
+            schedule, backlog = task.schedule, task.backlog
+            if schedule.at <= now:
                 self.carry_out(task, task.end_overdue(now))
-            if (task.processor.timed or timetable.at <= now) and task.check_due(now):
+            if (task.processor.timed or schedule.at <= now) and task.check_due(now):
                 self.wake(task)
             if backlog.resume_at is not None and backlog.resume_at <= now:
                 backlog.resume_at = None
@@ -365,8 +365,8 @@ class RunLoop:
         """The latest time to wake, on trio's clock."""
         earliest = math.inf if due is None else due
         for task in self.tasks:
-            timetable, resume_at = task.timetable, task.backlog.resume_at
-            next_due = timetable.next_due if task.processor.timed else timetable.at
+            schedule, resume_at = task.schedule, task.backlog.resume_at
+            next_due = schedule.next_due if task.processor.timed else schedule.at
             if next_due < earliest:
                 earliest = next_due
             if resume_at is not None and resume_at < earliest:

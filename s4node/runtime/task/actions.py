@@ -64,7 +64,7 @@ class Ask(NamedTuple):
 
 
 class EndTold(NamedTuple):
-    """The task was told of the end of its inputs, so it is done."""
+    """The task was notified of the end of its inputs, so it is done."""
 
 
 class Replace(NamedTuple):

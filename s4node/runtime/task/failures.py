@@ -77,7 +77,7 @@ class Failures(Generic[T]):
         self.isolation.succeeds(before.isolation)
         self._processor.leave_out(self.isolation.failed_hooks)
         if self.isolation.end_written:
-            self._gate.inputs = Inputs.TOLD
+            self._gate.inputs = Inputs.NOTIFIED
 
     @property
     def undoes(self) -> bool:

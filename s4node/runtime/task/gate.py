@@ -12,8 +12,8 @@ Rules, highest first
    further commit is due meanwhile, no event begins until the first one has ended.
 4. At most ``max_concurrency`` events are in flight. Waiting events may be held: by a full stage
    that their stream leads to, or by its rate.
-5. A task whose inputs have all ended, with nothing left, is told so once.
-6. A task that was told, drains or rests commits, once nothing is left, the work since its last
+5. A task whose inputs have all ended, with nothing left, is notified once.
+6. A task that was notified, drains or rests commits, once nothing is left, the work since its last
    commit, and is done.
 Other tasks are never affected.
 """
@@ -46,15 +46,15 @@ NEXT: Mapping[Phase, tuple[Phase, ...]] = {
     Phase.FAILED: (),
     Phase.RESTING: (Phase.RETIRING,),
 }
-"""The phases that may follow each phase. A task told to drain before its start starts, or rests."""
+"""The phases that may follow each phase. A task that drains before its start starts, or rests."""
 
 
 class Inputs(Enum):
     """The state of all inputs of a task together."""
 
     OPEN = "open"
-    ENDED = "ended: the task is told when nothing is left"
-    TOLD = "told: the task was told of their end"
+    ENDED = "ended: the task is notified when nothing is left"
+    NOTIFIED = "notified: on_end_of_stream was called"
 
 
 class Op(Enum):
@@ -104,15 +104,15 @@ class Gate:
         self.phase = phase
 
     @property
-    def end_told(self) -> bool:
-        return self.inputs is Inputs.TOLD
+    def end_notified(self) -> bool:
+        return self.inputs is Inputs.NOTIFIED
 
     def end_inputs(self) -> None:
         if self.inputs is Inputs.OPEN:
             self.inputs = Inputs.ENDED
 
     def open_inputs(self) -> None:
-        """Have the task told of the end again, when what it has put has arrived."""
+        """Notify the task of the end again, when what it has put has arrived."""
         self.inputs = Inputs.OPEN
 
     @property
@@ -158,7 +158,7 @@ class Gate:
         inputs = self.inputs
         if inputs is Inputs.ENDED:
             return Op.END_OF_STREAM
-        if inputs is Inputs.TOLD or self.phase in _ENDING:
+        if inputs is Inputs.NOTIFIED or self.phase in _ENDING:
             return Op.COMMIT if self.uncommitted else Op.DONE
         return Op.NOTHING
 
@@ -178,7 +178,7 @@ class Gate:
             elif op is Op.TIMER:
                 self.timer_due = False
             else:
-                self.inputs = Inputs.TOLD
+                self.inputs = Inputs.NOTIFIED
         self.validate()
 
     def end_step(self, op: Op) -> None:
@@ -194,8 +194,8 @@ class Gate:
 
     @property
     def complete(self) -> bool:
-        """True if the task was told of the end of stream, and all that followed is done."""
-        return self.inputs is Inputs.TOLD and self.running is None and not self.in_flight
+        """True if the task was notified of the end of stream, and all that followed is done."""
+        return self.inputs is Inputs.NOTIFIED and self.running is None and not self.in_flight
 
     def validate(self) -> None:
         assert 0 <= self.in_flight <= self.max_concurrency

@@ -29,7 +29,7 @@ from s4node.runtime.task.failures import Failures
 from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.poison.isolation import Careful
 from s4node.runtime.task.processor import InFlightEvent, Load, Mode, Processor
-from s4node.runtime.task.timers import Timers
+from s4node.runtime.task.schedule import Schedule
 from s4node.stages.key_order import KeyOrder
 
 _AHEAD = 4
@@ -146,7 +146,7 @@ class InFlight:
         gate: Gate,
         backlog: Backlog,
         processor: Processor,
-        timetable: Timers,
+        schedule: Schedule,
         failures: Failures[Any],
         modes: Mapping[str, Mode],
         streams: Sequence[Stream],
@@ -158,7 +158,7 @@ class InFlight:
         self._gate = gate
         self._backlog = backlog
         self._processor = processor
-        self._timetable = timetable
+        self._schedule = schedule
         self._failures = failures
         self._modes = modes
         self._streams = streams
@@ -285,7 +285,7 @@ class InFlight:
         entry = self._entries.begin_event(now)
         if entry is not None:
             self._gate.begin_step(Op.PROCESS)
-            self._timetable.event_begins()
+            self._schedule.event_begins()
             self._before_event(entry)
         return entry
 

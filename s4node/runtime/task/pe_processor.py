@@ -309,7 +309,7 @@ class PeProcessor(Processor):
 
     @property
     def next_due(self) -> float | None:
-        if self._calls.under_way:  # the rest of a round
+        if self._calls.in_round:  # the rest of a round
             return -math.inf
         of_times = self.times.next_due if self.times.timed else None
         if not self._calls.intervals and not self._bounded:
@@ -334,20 +334,20 @@ class PeProcessor(Processor):
         calls, ends = self._calls, op is Op.END_OF_STREAM and self.times.timed
         if not ends and op is not Op.TIMER:
             return True
-        if ends and not calls.under_way:
+        if ends and not calls.in_round:
             self.times.finish_inputs()
         token = begin_put(self.put)
         calls.begin_step()
         try:
             await self._make(calls.take(limit))
-            if not calls.under_way:
+            if not calls.in_round:
                 await self.tidy()
         finally:
             calls.end_step()
             self.called = calls.taken
             self.times.look_again()
             end_put(token)
-        over = not calls.under_way
+        over = not calls.in_round
         return over and (not ends or self.times.inputs_finished())
 
     async def _make(self, calls: Iterable[Call]) -> None:

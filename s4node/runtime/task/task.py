@@ -37,8 +37,8 @@ from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.poison.isolation import Careful
 from s4node.runtime.task.processor import Mode, Processor
+from s4node.runtime.task.schedule import CommitBudget, Schedule
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.timers import CommitBudget, Timers
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
 
@@ -52,7 +52,7 @@ that end at once would be one commit: to take it, and each growth of its table, 
 70 ms."""
 
 TIME_PATIENCE = 0.5
-"""Seconds for which receivers of events can wait for the time that a commit tells them."""
+"""Seconds for which receivers of events can wait for the time that a commit sends them."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
 
@@ -64,8 +64,8 @@ class Task:
     maps a stream to the number of its handlers that may be outstanding. Without a ``processor``
     the task runs the app's PEs. ``starts`` is where the author's task wants its inputs to begin.
     ``in_flight`` is None unless events of some stream overlap. All tasks of the container share
-    ``commit_budget``. ``done`` is True once the task has asked to shut down or was told of the end
-    of its inputs. ``sent`` counts the events that were handed on.
+    ``commit_budget``. ``done`` is True once the task has asked to shut down or knows of the end of
+    its inputs. ``sent`` counts the events that were handed on.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Task:
         if Mode.TOGETHER in self._modes.values():
             entries = InFlightEvents(settings.concurrency, len(self._streams))
         together = entries is not None
-        self.timetable = Timers(self, clock(), commit_budget, together=together)
+        self.schedule = Schedule(self, clock(), commit_budget, together=together)
         self.in_flight: InFlight | None = None
         if entries is not None:
             self.in_flight = InFlight(
@@ -126,7 +126,7 @@ class Task:
                 gate=self.gate,
                 backlog=self.backlog,
                 processor=self.processor,
-                timetable=self.timetable,
+                schedule=self.schedule,
                 failures=self.failures,
                 modes=self._modes,
                 streams=self._streams,
@@ -171,9 +171,9 @@ class Task:
     @property
     def busy(self) -> bool:
         """True while work is in flight, or finished events wait for an earlier one."""
-        under_way = self.gate.in_flight or self.gate.running or self._looked_ahead
+        working = self.gate.in_flight or self.gate.running or self._looked_ahead
         failed = self.gate.phase is Phase.FAILED
-        return bool(under_way or self.failures.dead_letters_wait or failed)
+        return bool(working or self.failures.dead_letters_wait or failed)
 
     @property
     def _looked_ahead(self) -> bool:
@@ -195,7 +195,7 @@ class Task:
     def drain(self) -> None:
         """Finish the events that cannot be replayed, then be done."""
         self.give_back()
-        self.timetable.end_windows()
+        self.schedule.end_windows()
         if self.gate.may_enter(Phase.DRAINING):
             self.gate.enter(Phase.DRAINING)
 
@@ -268,8 +268,8 @@ class Task:
     def begin_step(self, op: Op, mode: Mode) -> None:
         """Begin a step; ``run`` and ``end_step`` follow."""
         self.gate.begin_step(op)
-        if op is Op.PROCESS and (self.timetable.owing or self.timetable.timers_owing):
-            self.timetable.event_begins()
+        if op is Op.PROCESS and (self.schedule.owing or self.schedule.timers_owing):
+            self.schedule.event_begins()
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
     async def run(self, op: Op, limit: int) -> int:
@@ -350,9 +350,9 @@ class Task:
                 for left in self.processor.left_out_calls():
                     isolation.call_left_out(left)
             if op is Op.WINDOW:
-                self.timetable.window_ended(self._clock())
+                self.schedule.window_ended(self._clock())
             elif op is Op.TIMER:
-                self.timetable.timers_ended(over=bool(result))
+                self.schedule.timers_ended(over=bool(result))
                 if self.gate.whole and self.processor.times.puts.moved:
                     self.await_commit(TIME_PATIENCE)
             elif op is Op.END_OF_STREAM and not result:  # the rest follows in further steps
@@ -385,10 +385,10 @@ class Task:
 
         Return True if it is now due earlier than before; then the caller wakes the loop.
         """
-        timetable = self.timetable
-        if patience and timetable.commit_scheduled:
+        schedule = self.schedule
+        if patience and schedule.commit_scheduled:
             return False
-        return timetable.schedule_commit(self._clock(), patience)
+        return schedule.schedule_commit(self._clock(), patience)
 
     def be_careful(self, careful: Careful | None) -> None:
         """Process one event at a time, with its place written by ``careful``; None ends this."""
@@ -404,17 +404,17 @@ class Task:
 
     def end_overdue(self, now: float) -> Actions:
         """End the events that timed out; raises the error if it stops the app."""
-        timetable, in_flight = self.timetable, self.in_flight
-        if in_flight is None or timetable.timeout_at > now:
+        schedule, in_flight = self.schedule, self.in_flight
+        if in_flight is None or schedule.timeout_at > now:
             return NONE
         timeout = self.settings.callback_timeout
         actions = in_flight.end_overdue(now, timeout)
-        timetable.timeout_at = in_flight.overdue_at(now, timeout)
+        schedule.timeout_at = in_flight.overdue_at(now, timeout)
         return actions
 
     def check_due(self, now: float) -> bool:
-        """Tell the gate what is due; return True, and end the current slice, if anything is."""
-        due = self.timetable.check_due(now)
+        """Report to the gate what is due; return True if anything is, and end the current slice."""
+        due = self.schedule.check_due(now)
         if due:
             self.interrupt()
         return due
@@ -459,7 +459,7 @@ class Task:
         await self.processor.start()
         if self.gate.may_enter(Phase.RUNNING):  # it may drain already
             self.gate.enter(Phase.RUNNING)
-        self.timetable.begin_windows(self._clock())
+        self.schedule.begin_windows(self._clock())
         put = self.put(Op.NOTHING)
         if self.processor.asked.any:
             return [*put, Ask(self.processor.asked.taken())]

@@ -101,7 +101,7 @@ class TimedCalls:
         self._step_began = 0.0  # when the current one began
 
     @property
-    def under_way(self) -> bool:
+    def in_round(self) -> bool:
         return self._round is not None
 
     @property
@@ -150,7 +150,7 @@ class TimedCalls:
         return found
 
     def slow_timers(self) -> list[str]:
-        found = [name for name, told in self._slow.items() if not told]
+        found = [name for name, reported in self._slow.items() if not reported]
         self._slow.update(dict.fromkeys(found, True))
         return found
 

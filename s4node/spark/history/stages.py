@@ -163,7 +163,7 @@ def _without_time(app: App) -> Iterator[str]:
 
 
 def left_out(app: App, histories: Collection[str]) -> list[str]:
-    """The parts of the app that the run over history skips, in words."""
+    """The parts of the app that the run over history skips, as text."""
     found = []
     for name, (prototype, _) in app.prototypes.items():
         if prototype.timer_interval:

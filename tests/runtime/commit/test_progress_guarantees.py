@@ -62,7 +62,7 @@ async def test_without_a_waiting_producer_a_commit_waits_for_the_interval(
     app = traced_app("on the loop", trace)
     async with crashing(app, settings | {"task.commit.ms": "60000"}) as node:
         await until(lambda: trace.ended == 100)
-        assert not node.tasks[0].timetable.commit_scheduled
+        assert not node.tasks[0].schedule.commit_scheduled
         assert progress(settings) == {"clicks[0]": 0}  # that of the start
     trace.close()
 

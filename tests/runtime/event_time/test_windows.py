@@ -147,7 +147,7 @@ def test_an_event_after_the_end_is_late_counted_and_put_on_the_stream_of_late_ev
 
 
 def test_the_sender_of_a_late_event_may_be_told_by_how_much_it_is_late() -> None:
-    with AppTest(market(tumbling(60), tell_late=True)) as test:
+    with AppTest(market(tumbling(60), report_late=True)) as test:
         test.send("trades", *a(10, 70))
         test.send("trades", *a(61, 59, 62))
         [refused] = test.refused
@@ -574,8 +574,8 @@ def windowed(cls: type[ProcessingElement], *more: Any, **options: Any) -> Any:
         ),
         (windowed(Ends, grace=1, clock="wall"), {}, "only windows by the time of events"),
         (windowed(Ends, late="trades"), {}, "give a stream of this app"),
-        (windowed(Ends, tell_late=1), {}, "give True or False"),
-        (windowed(Ends, tell_late=True, clock="wall"), {}, "only windows by the time of events"),
+        (windowed(Ends, report_late=1), {}, "give True or False"),
+        (windowed(Ends, report_late=True, clock="wall"), {}, "only windows by the time of events"),
         (windowed(Named), {}, "'window' is taken"),
         (windowed(Ends), {"time": "when"}, "is not there in Trade"),
         (windowed(Ends), {"time": "symbol"}, "is str in Trade"),

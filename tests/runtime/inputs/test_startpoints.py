@@ -507,8 +507,8 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
     shared = {"s4.state.url": "file:///s", "s4.coordination.folder": str(tmp_path / "cluster")}
     folder = folder_of(str(tmp_path / "b"), "default", "notes")
     url = f"file://{tmp_path / 'shared'}"
-    depot = remote_job_of(Config.from_values({"s4.state.url": url}), folder)
-    identity_of(folder, depot)
+    remote_job = remote_job_of(Config.from_values({"s4.state.url": url}), folder)
+    identity_of(folder, remote_job)
     store = Store(folder, **shared)
     store.put([("memory", "clicks", 0), ("memory", "clicks", 1)], Oldest(), now_ms())
     with trio.fail_after(60):
@@ -635,7 +635,7 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
         ("startpoint.consumed", [], range(40, 100)),
         ("startpoint.removed", [], range(40, 100)),
         ("commit.write:2", range(40, 70), range(40, 100)),
-        ("commit.told:2", range(40, 70), range(70, 100)),
+        ("commit.acknowledged:2", range(40, 70), range(70, 100)),
     ],
 )
 async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing(

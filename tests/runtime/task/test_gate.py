@@ -234,8 +234,8 @@ def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
     while last[-1] not in (Op.NOTHING, Op.DONE):
         end()
         last.append(step(waiting=False))
-    assert told == gate.end_told == (gate.inputs is not Inputs.OPEN)
-    over = gate.phase is Phase.DRAINING or gate.end_told
+    assert told == gate.end_notified == (gate.inputs is not Inputs.OPEN)
+    over = gate.phase is Phase.DRAINING or gate.end_notified
     assert last[-1] is (Op.DONE if over else Op.NOTHING)
     assert not (over and since_commit)
 
@@ -279,7 +279,7 @@ def test_inputs_that_have_ended_end_once() -> None:
     gate.begin_step(gate.next_op(waiting=False))
     gate.end_step(Op.END_OF_STREAM)
     gate.end_inputs()
-    assert gate.end_told
+    assert gate.end_notified
     assert gate.next_op(waiting=False) is Op.COMMIT
 
 

@@ -53,7 +53,7 @@ class FailedHooks:
 
     def __init__(self) -> None:
         self.calls: dict[HookCall, FailedCall] = {}
-        self._told: set[HookCall] = set()  # their dead letters are part of a commit
+        self._reported: set[HookCall] = set()  # their dead letters are part of a commit
         self._going: list[HookCall] = []  # ... of the one that is being written
         self._new: list[HookCall] = []  # ... of the next one
 
@@ -72,7 +72,7 @@ class FailedHooks:
 
     def left_out(self, call: HookCall, partition: int) -> LeftOutCall | None:
         """Return a call that is left out with its dead letter; None if it was reported before."""
-        if call in self._told or call in self._going or call in self._new:
+        if call in self._reported or call in self._going or call in self._new:
             return None
         self._new.append(call)
         failed = self.calls[call]
@@ -102,7 +102,7 @@ class FailedHooks:
 
     def written(self) -> None:
         """Note that the commit was written."""
-        self._told.update(self._going)
+        self._reported.update(self._going)
         self._going.clear()
 
     def going_back(self) -> None:

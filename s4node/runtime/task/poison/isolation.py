@@ -78,8 +78,8 @@ class Isolation(Generic[T]):
         self._end_taken = False
         self._task = task
         self._on_well_past: Callable[[], None] | None = None
-        self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
-        self._untold_calls: list[tuple[Stream, Any]] = []
+        self._unsent: list[tuple[EventBatch, LeftOut, Stream]] = []
+        self._unsent_calls: list[tuple[Stream, Any]] = []
 
     # -- life --------------------------------------------------------------------------------
 
@@ -104,34 +104,34 @@ class Isolation(Generic[T]):
         if found:
             self.policy.left_out(self._task, batch, found)
 
-    def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
+    def add_dead_letter(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
         """Put a dead letter on a stream, in the first commit that covers its event."""
-        self._untold.append((batch, left, stream))
+        self._unsent.append((batch, left, stream))
 
     def call_left_out(self, left: LeftOutCall) -> None:
         """Report a call that the task has left out."""
         self.policy.call_left_out(self._task, left)
 
-    def tell_call(self, left: LeftOutCall, stream: Stream) -> None:
+    def add_call_dead_letter(self, left: LeftOutCall, stream: Stream) -> None:
         """Add a dead letter for a failed call to the next commit."""
-        self._untold_calls.append((stream, left.dead_letter))
+        self._unsent_calls.append((stream, left.dead_letter))
 
-    def taken(self, *, end_told: bool) -> list[tuple[Stream, Any]]:
+    def taken(self, *, end_notified: bool) -> list[tuple[Stream, Any]]:
         """Return the dead letters, with their streams, that belong to the commit to be taken.
 
-        ``end_told``: the task was told of the end of its inputs before.
+        ``end_notified``: the task was notified of the end of its inputs before.
         """
-        self._end_taken = end_told
-        left, told = [], self._untold_calls
-        self._untold_calls = []
-        for untold in self._untold:
-            batch, one, stream = untold
+        self._end_taken = end_notified
+        left, letters = [], self._unsent_calls
+        self._unsent_calls = []
+        for unsent in self._unsent:
+            batch, one, stream = unsent
             if is_covered(batch, one):
-                told.append((stream, one.dead_letter))
+                letters.append((stream, one.dead_letter))
             else:
-                left.append(untold)
-        self._untold = left
-        return told
+                left.append(unsent)
+        self._unsent = left
+        return letters
 
     # -- commits -----------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class PoisonEvents:
         if batch.receipt is not None:
             numbers = [batch.number(index) for index in left]
             gone = [batch.number(index) for index in faults]
-            if batch.receipt.ssp[0] == LIVE:  # tell its producer, in order
+            if batch.receipt.ssp[0] == LIVE:  # refuse it to its producer, in order
                 for number, index in sorted(zip(gone, faults, strict=True)):
                     batch.receipt.refuse(number, faults[index].reason)
             batch.receipt = batch.receipt.without(gone, numbers)

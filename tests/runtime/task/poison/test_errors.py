@@ -452,7 +452,7 @@ async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_to
         await until(lambda: container.tasks[0].failures.dead_letters_wait)
         await trio.sleep(0.05)  # in which it could commit many times
         assert progress[0][ssp(0)].committed == 1
-        assert not container.tasks[0].gate.end_told
+        assert not container.tasks[0].gate.end_notified
         graveyard.come_back()
         await container._stopping.wait()
     assert progress[0][ssp(0)].committed == 2

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.runtime.task.gate import Gate, Inputs, Op, Phase
-from s4node.runtime.task.timers import ASIDE, OF_CONTAINER, OF_TASK, CommitBudget, Tick, Timers
+from s4node.runtime.task.schedule import ASIDE, OF_CONTAINER, OF_TASK, CommitBudget, Schedule, Tick
 
 
 def test_a_tick_comes_every_interval() -> None:
@@ -56,7 +56,7 @@ def test_the_next_tick_is_always_ahead_by_an_interval_at_most(
 
 def made(
     *, may: bool = False, held: bool = False, first: bool = False, **gate: object
-) -> tuple[Timers, Gate]:
+) -> tuple[Schedule, Gate]:
     """That of a task with timers that are always due, and perhaps come first: whether an event may
     begin, or is held."""
     its = Gate(phase=Phase.RUNNING)
@@ -69,7 +69,7 @@ def made(
         choose=lambda: may,
         backlog=SimpleNamespace(has_waiting=held),
     )
-    return Timers(task, 0.0), its
+    return Schedule(task, 0.0), its
 
 
 @pytest.mark.parametrize("phase", [Phase.CREATED, Phase.REPLACING, Phase.FAILED])
@@ -97,28 +97,28 @@ def test_timers_of_a_task_that_is_restored_or_has_failed_wake_nobody(phase: Phas
         ({"phase": Phase.DRAINING, "held": True}, True),  # it cannot end yet
         ({"inputs": Inputs.ENDED}, False),
         ({"inputs": Inputs.ENDED, "held": True}, True),
-        ({"inputs": Inputs.TOLD}, True),
+        ({"inputs": Inputs.NOTIFIED}, True),
     ],
 )
 def test_timers_stay_due_until_their_last_slice_has_ended(
     state: dict[str, Any], timers: bool, over: bool
 ) -> None:
-    timetable, gate = made(**state)
-    timetable.timers_ended(over=over)
+    schedule, gate = made(**state)
+    schedule.timers_ended(over=over)
     assert gate.timer_due == (timers and not over)
-    timetable.check_due(1.0)
+    schedule.check_due(1.0)
     assert gate.timer_due == timers
-    timetable.event_begins()
-    timetable.check_due(2.0)
+    schedule.event_begins()
+    schedule.check_due(2.0)
     assert gate.timer_due  # and then they are due in any case
 
 
 def test_timers_that_run_say_themselves_what_is_left() -> None:
-    timetable, gate = made()
-    timetable.check_due(1.0)
+    schedule, gate = made()
+    schedule.check_due(1.0)
     assert gate.timer_due
     gate.begin_step(gate.next_op(waiting=False))
-    timetable.check_due(2.0)
+    schedule.check_due(2.0)
     assert not gate.timer_due
 
 
@@ -197,86 +197,86 @@ def test_where_the_process_is_busy_less_of_its_time_goes_to_commits(
     assert budget.part == OF_CONTAINER
 
 
-def commits(shared: CommitBudget | None = None) -> tuple[Timers, Gate]:
-    """The timetable of a task that has no timers."""
+def commits(shared: CommitBudget | None = None) -> tuple[Schedule, Gate]:
+    """The schedule of a task that has no timers."""
     its = Gate(100)
     task: Any = SimpleNamespace(
         gate=its,
         processor=SimpleNamespace(timed=False),
         settings=SimpleNamespace(commit=60, window=0, callback_timeout=0),
     )
-    return Timers(task, 0.0, shared), its
+    return Schedule(task, 0.0, shared), its
 
 
-def commit(timetable: Timers, gate: Gate, now: float, seconds: float = 0.0) -> None:
+def commit(schedule: Schedule, gate: Gate, now: float, seconds: float = 0.0) -> None:
     """A commit that is due begins now, and takes so long."""
     assert gate.commit_due
     gate.begin_step(gate.next_op(waiting=False))
-    timetable.commit_begins(now)
+    schedule.commit_begins(now)
     gate.end_step(Op.COMMIT)
-    timetable.commit_ended(now + seconds, seconds, seconds)
+    schedule.commit_ended(now + seconds, seconds, seconds)
 
 
 def test_a_commit_is_due_as_soon_as_others_wait_for_one_and_else_at_its_tick() -> None:
-    timetable, gate = commits()
-    assert timetable.next_due == 60.0
-    timetable.schedule_commit(7.0)
-    assert timetable.next_due == 7.0
-    assert timetable.check_due(7.0)
+    schedule, gate = commits()
+    assert schedule.next_due == 60.0
+    schedule.schedule_commit(7.0)
+    assert schedule.next_due == 7.0
+    assert schedule.check_due(7.0)
     assert gate.commit_due
-    commit(timetable, gate, 7.0)
-    assert not timetable.check_due(59.0)
-    assert timetable.check_due(60.0)
+    commit(schedule, gate, 7.0)
+    assert not schedule.check_due(59.0)
+    assert schedule.check_due(60.0)
 
 
 def test_a_commit_that_can_wait_is_neither_earlier_nor_later_because_others_cannot() -> None:
-    timetable, gate = commits()
-    assert timetable.schedule_commit(7.0, 1.0)
-    assert not timetable.check_due(7.9)
-    assert not timetable.schedule_commit(7.9, 1.0)
-    assert timetable.schedule_commit(7.95)
-    assert timetable.check_due(7.95)
-    commit(timetable, gate, 7.95)
-    assert not timetable.check_due(8.0)
-    timetable.schedule_commit(8.0)
-    assert not timetable.schedule_commit(8.0, 1.0)
-    assert timetable.check_due(8.0)
+    schedule, gate = commits()
+    assert schedule.schedule_commit(7.0, 1.0)
+    assert not schedule.check_due(7.9)
+    assert not schedule.schedule_commit(7.9, 1.0)
+    assert schedule.schedule_commit(7.95)
+    assert schedule.check_due(7.95)
+    commit(schedule, gate, 7.95)
+    assert not schedule.check_due(8.0)
+    schedule.schedule_commit(8.0)
+    assert not schedule.schedule_commit(8.0, 1.0)
+    assert schedule.check_due(8.0)
 
 
 def test_a_commit_that_took_long_is_followed_by_time_for_events() -> None:
-    timetable, gate = commits()
-    timetable.schedule_commit(7.0)
-    timetable.check_due(7.0)
-    commit(timetable, gate, 7.0, seconds=0.15 - ASIDE)
-    timetable.schedule_commit(7.2)
-    assert timetable.next_due == pytest.approx(7.65, abs=0.001)
-    assert not timetable.check_due(7.6)
-    assert timetable.check_due(7.7)
+    schedule, gate = commits()
+    schedule.schedule_commit(7.0)
+    schedule.check_due(7.0)
+    commit(schedule, gate, 7.0, seconds=0.15 - ASIDE)
+    schedule.schedule_commit(7.2)
+    assert schedule.next_due == pytest.approx(7.65, abs=0.001)
+    assert not schedule.check_due(7.6)
+    assert schedule.check_due(7.7)
 
 
 def test_a_commit_requested_during_a_commit_waits_for_its_end() -> None:
-    timetable, gate = commits()
-    timetable.schedule_commit(7.0)
-    timetable.check_due(7.0)
+    schedule, gate = commits()
+    schedule.schedule_commit(7.0)
+    schedule.check_due(7.0)
     gate.begin_step(gate.next_op(waiting=False))
-    timetable.commit_begins(7.0)
+    schedule.commit_begins(7.0)
     gate.end_step(Op.COMMIT)
-    timetable.schedule_commit(7.1)
-    assert not timetable.check_due(7.2)
-    timetable.commit_ended(7.3, 0.0, 0.0)
-    timetable.schedule_commit(7.3)
-    assert timetable.check_due(7.3)
+    schedule.schedule_commit(7.1)
+    assert not schedule.check_due(7.2)
+    schedule.commit_ended(7.3, 0.0, 0.0)
+    schedule.schedule_commit(7.3)
+    assert schedule.check_due(7.3)
 
 
 def test_a_commit_that_waits_for_outstanding_events_has_cost_that_time() -> None:
-    timetable, gate = commits()
+    schedule, gate = commits()
     gate.begin_step(Op.PROCESS)
-    timetable.schedule_commit(7.0)
-    timetable.check_due(7.0)
+    schedule.schedule_commit(7.0)
+    schedule.check_due(7.0)
     gate.end_step(Op.PROCESS)
-    commit(timetable, gate, 7.2)
-    timetable.schedule_commit(7.2)
-    assert timetable.next_due == pytest.approx(7.2 + 1.0, abs=0.01)
+    commit(schedule, gate, 7.2)
+    schedule.schedule_commit(7.2)
+    assert schedule.next_due == pytest.approx(7.2 + 1.0, abs=0.01)
 
 
 def test_tasks_of_a_container_share_the_time_for_commits() -> None:
@@ -326,9 +326,9 @@ def test_no_task_waits_for_the_first_commits_of_others() -> None:
 
 
 def test_a_commit_that_nobody_waits_for_keeps_its_interval() -> None:
-    timetable, gate = commits()
-    timetable.schedule_commit(59.0)
-    timetable.check_due(59.0)
-    commit(timetable, gate, 59.0, seconds=0.9)
-    assert timetable.check_due(60.0)
+    schedule, gate = commits()
+    schedule.schedule_commit(59.0)
+    schedule.check_due(59.0)
+    commit(schedule, gate, 59.0, seconds=0.9)
+    assert schedule.check_due(60.0)
     assert gate.commit_due

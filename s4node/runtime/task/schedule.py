@@ -1,7 +1,7 @@
 """The schedule of a task: windows, commits, timers, and timeouts of events. Pure.
 
 Rules
-- The gate is told what is due, and says when it may run. A slice that runs ends for it.
+- The gate gets what is due, and says when it may run. A slice that runs ends for it.
 - Ticks coalesce: after missed ticks there is one, and the next one keeps the same beat.
 - Windows begin with the task. Ticks missed while a window ran count as that window. If windows take
   all the time, events get a turn between two of them.
@@ -125,7 +125,7 @@ class Timed(Protocol):
         ...
 
 
-class Timers:
+class Schedule:
     """The schedule of ``task``; times are those of its clock, in seconds.
 
     ``shared`` is the commit budget of all tasks of a container. ``together`` says that events may
@@ -203,7 +203,7 @@ class Timers:
         return ends and not self._task.backlog.has_waiting
 
     def check_due(self, now: float) -> bool:
-        """Tell the gate what is due; return True if anything is."""
+        """Report to the gate what is due; return True if anything is."""
         gate = self._gate
         if self.at <= now:
             self._tick(now)
