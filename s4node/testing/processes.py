@@ -30,7 +30,7 @@ from s4node.net.egress.refusal import Refusal
 from s4node.runtime.container.container import Container
 from s4node.testing.hosts import CLUSTER, Hosts, Process
 from s4node.testing.memory_store import URL
-from s4node.testing.runs import Runs
+from s4node.testing.runs import Run, Runs
 
 _CLIENT_SECONDS = 600.0
 """A program waits for nodes for longer than any fault lasts."""
@@ -242,12 +242,19 @@ class Commands:
     @contextmanager
     def _stopped(self) -> Iterator[None]:
         world = self._hosts.world
+        asked: set[Run] = set()
+
+        def stopped() -> bool:
+            """Ask those to stop that can by now; one that starts cannot yet."""
+            for process in self._members:
+                if process.run and process.stop and process.run not in asked:
+                    asked.add(process.run)
+                    world.runs.soon(process.run, process.stop)
+            return not any(each.run for each in self._members)
+
         self._hosts.held.update(self._members)
         try:
-            for process in self._members:
-                if process.run is not None and process.stop is not None:
-                    world.runs.soon(process.run, process.stop)
-            world.pass_time(_STOP_SECONDS, lambda: not any(each.run for each in self._members))
+            world.pass_time(_STOP_SECONDS, stopped)
             if any(each.run for each in self._members):
                 raise S4Error(f"app {self._app!r} has not stopped within {_STOP_SECONDS:g} s")
             with world.inside():

@@ -17,6 +17,18 @@ def send(test: ClusterTest, numbers: range) -> None:
         test.advance(0.4)
 
 
+@pytest.mark.parametrize("after", [0.1, 1.1])
+def test_a_host_that_starts_stops_for_another_number_of_partitions(after: float) -> None:
+    with ClusterTest(counting, settings=DURABLE) as test:
+        send(test, range(2))
+        for host in ("host1", "host2"):
+            test.plan(Fault("kill host", host, at=test.now, seconds=0.9))
+        test.advance(after)
+        test.repartition(3)
+        test.settle()
+        judge(test, 2)
+
+
 @pytest.mark.parametrize("partitions", [3, 7])
 def test_each_event_counts_once_over_another_number_of_partitions(partitions: int) -> None:
     with ClusterTest(counting, settings=DURABLE) as test:
