@@ -48,8 +48,8 @@ LISTS = {"config.settings"}  # a list of one kind of thing is as long as there a
 
 # These begin with how they work, why each rule is there, and a run in which a rule saves an event.
 THEORY = {
-    "cluster.coordination.assignment", "offsets.cuts", "offsets.receipts", "offsets.task_claims",
-    "offsets.watermarks", "state.task_state",
+    "cluster.coordination.assignment", "net.ingress.producer_lane", "offsets.cuts",
+    "offsets.receipts", "offsets.task_claims", "offsets.watermarks", "state.task_state",
 }  # fmt: skip
 
 # Words that stand where the field has a term, and what is left of them: it may only fall.
@@ -110,8 +110,8 @@ PURE_MODULES = {
         "spill staged_outbox stream_types subscriber transactional_outbox"
     ),
     "net.ingress": (
-        "admission commit_rows flow part_numbers peer_limits peer_rights producer_lane "
-        "producer_life report rerouted_batch roster unbegun"
+        "admission commit_rows flow peer_limits peer_rights producer_lane "
+        "producer_life report rerouted_batch roster settlement unbegun"
     ),
     "net.client": "reading",
     "systems": "records",
@@ -132,7 +132,6 @@ PURE_MODULES = {
     ),
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",
-    "runtime.commit": "producers",
     "runtime.inputs": (
         "binding broadcast fast_inputs frame_batches grouper input_batches job_model "
         "lane_sources port"

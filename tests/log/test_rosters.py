@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from s4node.log.log_rows import LogRows
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows
-from s4node.net.ingress.producer_lane import Commits, Effects
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.ingress.roster import Roster
+from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import SavedProducer
 from s4node.stages.stage import Stage

@@ -120,7 +120,7 @@ class StreamAdmission:
         limit = credit.limit(lane, lane.done, lane.limit, share)
         if credit.holding:
             self._holding[credit] = None
-        return limit if lane.saved is None else lane.saved.bound(limit, share)
+        return lane.settlement.bound(limit, share)
 
     def credit(self, partition: int) -> Credit[ProducerLane]:
         credit = self._credits.get(partition)
@@ -218,7 +218,9 @@ class StreamAdmission:
         """Make the lane of a producer that begins at its row, or else at ``start``."""
         row = self.roster.row(producer, partition)
         start = start if row is None else row.number
-        lane = ProducerLane(self, producer, partition, start, self.credit(partition), self.commits)
+        lane = ProducerLane(self, producer, partition, start, self.credit(partition))
+        if self.commits is not None:
+            self.commits.settle(lane)
         if row is not None:
             lane.restore(row)
         return lane
@@ -396,8 +398,7 @@ class StreamAdmission:
             lane.on(On.ASKED)  # it may have missed an answer
             if lane.pressing:  # else the answer follows once it is
                 self.effects.answers[lane] = None
-            if lane.saved is not None:
-                lane.saved.asked()
+            lane.settlement.asked()
 
     def gone(self, connection: Hashable, now: float) -> bool:
         """Detach some lanes of a connection that has ended; they wait for their producers.
@@ -411,7 +412,7 @@ class StreamAdmission:
             self._opened.pop(connection, None)
         if len(self._away) > MAX_AWAY:  # in the order in which they left
             for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
-                if lane.saved is None or self.is_over(lane):
+                if not lane.by_event or self.is_over(lane):
                     self.remove(lane, forget=False)
         return bool(opened)
 
@@ -496,7 +497,7 @@ class StreamAdmission:
 
     def is_over(self, lane: ProducerLane) -> bool:
         """Return True if nothing of a lane has still to be settled, or saved."""
-        return lane.settled == lane.expected and (lane.saved is None or not lane.saved.is_noted)
+        return lane.settled == lane.expected and not lane.settlement.is_noted
 
     def remove(self, lane: ProducerLane, *, forget: bool = True) -> None:
         """Drop a lane; with ``forget``, its producer is not remembered."""

@@ -13,6 +13,8 @@ Rules
 - An end of stream removes a producer's rows. A program without an id of its own is also forgotten
   after an absence, counted while the partition is here; other programs and tasks never are.
 - Refusals that the producer may not have heard are in the row as well.
+- A commit takes the numbers in the moment in which it takes the state, and only what is written is
+  acknowledged.
 - Numbers belong to a layout (:mod:`s4node.offsets.producer_offsets`). A producer of an earlier one,
   or of none, is told its final numbers, and begins at 0.
 """
@@ -20,7 +22,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,10 +30,11 @@ from msgspec.structs import replace
 
 from s4node.errors import LimitReached
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.producer_lane import AT_ONCE, Commits, ProducerLane, Saved
+from s4node.net.ingress.producer_lane import AT_ONCE, ProducerLane
 from s4node.net.ingress.roster import MAX_KEPT, Roster
+from s4node.net.ingress.settlement import Commits, Saved
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import Closings, SavedProducer
+from s4node.offsets.producer_offsets import Closings, Producer, SavedProducer, SavedProducers
 
 _NONE_CLOSED: Mapping[str, Closings] = {}
 
@@ -129,7 +132,7 @@ class CommitRows(Roster):
             if (lane.safe, *lane.life) == (row.number, row.life, row.incarnation):
                 changed.pop(saved, None)
             saved.commit(row.number)
-            if saved.awaited and saved.committed < lane.expected == lane.safe:
+            if saved.awaited and lane.settled < lane.expected == lane.safe:
                 saved.want()
         for producer in taken.forgotten:
             self._forgotten.get(partition, {}).pop(producer, None)
@@ -137,11 +140,10 @@ class CommitRows(Roster):
     def roll_back(self, partition: int) -> None:
         """Have producers go back to the last commit, as the task of a partition was rolled back."""
         for lane in self._admission.lanes.values():
-            saved = lane.saved
-            if lane.partition != partition or saved is None:
+            if lane.partition != partition:
                 continue
-            if saved.committed < lane.expected:
-                saved.roll_back()
+            if lane.settled < lane.expected:
+                _saved(lane).roll_back()
                 self._admission.held.pop(lane, None)
             if lane.passed:  # a later one is repeated by the producer, with its events
                 lane.effects.times.append((lane, lane.passed))
@@ -231,7 +233,7 @@ class CommitRows(Roster):
     def _lane(self, producer: str, partition: int) -> Saved | None:
         """The saved part of the lane of a producer; None if it has no lane."""
         lane = self._admission.lanes.get((producer, partition))
-        return None if lane is None else lane.saved
+        return None if lane is None else _saved(lane)
 
     def _found(self, producer: str, partition: int) -> Known | None:
         """The saved row of a producer without a lane."""
@@ -272,7 +274,7 @@ class CommitRows(Roster):
         claimed = {position.partition for position in hello.positions}
         waits = False
         for saved in self._all(hello.peer):
-            if saved.lane.partition not in claimed and saved.committed < saved.lane.expected:
+            if saved.lane.partition not in claimed and saved.lane.settled < saved.lane.expected:
                 waits = saved.awaited = True
         if waits:
             lanes = self._admission.lanes_of(hello.peer)
@@ -299,11 +301,10 @@ class CommitRows(Roster):
         return producer in self._unsaved
 
     def _all(self, producer: str) -> Iterator[Saved]:
-        return (lane.saved for lane in self._admission.lanes_of(producer) if lane.saved is not None)
+        return map(_saved, self._admission.lanes_of(producer))
 
     def greeted(self, lane: ProducerLane, *, changed: bool) -> None:
-        saved = lane.saved
-        assert saved is not None
+        saved = _saved(lane)
         saved.awaited = False
         known = self._found(lane.producer, lane.partition)
         if known is not None:
@@ -332,8 +333,7 @@ class CommitRows(Roster):
             self._forget(producer, partition)
 
     def removed(self, lane: ProducerLane, *, forget: bool) -> None:
-        saved = lane.saved
-        assert saved is not None
+        saved = _saved(lane)
         known = Known(saved.row(), lane.seen, saved.closings)
         if forget:
             self._unsaved.pop(lane.producer, None)
@@ -341,3 +341,74 @@ class CommitRows(Roster):
                 self._forgotten.setdefault(lane.partition, {})[lane.producer] = known
         elif saved.has_row or lane.own_id:
             self._known[lane.producer, lane.partition] = known
+
+
+TakenProducers = Mapping[str, TakenLanes]
+"""The lanes that a commit takes, by stream."""
+
+
+class Producers:
+    """The producers of all durable streams, of these ``rosters``, as the commits of tasks see them.
+
+    ``clock`` is the clock of hellos.
+    """
+
+    def __init__(
+        self,
+        rosters: Iterable[CommitRows],
+        clock: Callable[[], float],
+    ) -> None:
+        self._rosters = {each.stream: each for each in rosters}
+        self._clock = clock
+
+    def begin_layout(self, layout: int) -> None:
+        """Count the producers' numbers in the layout of this number."""
+        for roster in self._rosters.values():
+            roster.layout = layout
+
+    def restore(
+        self,
+        partition: int,
+        kept: Mapping[Producer, SavedProducer],
+        closings: Mapping[Producer, Closings],
+    ) -> None:
+        """Restore the saved producers of a partition that is about to open."""
+        for stream, roster in self._rosters.items():
+            rows = {name: row for (where, name), row in kept.items() if where == stream}
+            ended = {name: each for (where, name), each in closings.items() if where == stream}
+            roster.restore(partition, rows, self._clock(), ended)
+
+    def moved(self, partition: int) -> bool:
+        """Return True if a commit would write any producers of a partition."""
+        return any(each.has_moved(partition) for each in self._rosters.values())
+
+    def patience(self, partition: int) -> float:
+        """For how many seconds producers can wait for a commit; infinity if none waits."""
+        waiting = [each.patience(partition) for each in self._rosters.values()]
+        return min(waiting, default=math.inf)
+
+    def snapshot(self, partition: int) -> TakenProducers:
+        """Take the changed lanes of a partition, for a commit."""
+        return {
+            stream: roster.snapshot(partition)
+            for stream, roster in self._rosters.items()
+            if roster.has_moved(partition)
+        }
+
+    def commit_written(self, partition: int, taken: TakenProducers) -> None:
+        for stream, each in taken.items():
+            self._rosters[stream].commit_written(partition, each)
+
+
+def rows_of(taken: TakenProducers) -> SavedProducers:
+    found: dict[Producer, SavedProducer | None] = {}
+    for stream, each in taken.items():
+        found.update({(stream, name): None for name in each.forgotten})
+        found.update({(stream, saved.lane.producer): row for saved, row in each.lanes.items()})
+    return found
+
+
+def _saved(lane: ProducerLane) -> Saved:
+    """The settlement of a lane, which is by commits."""
+    assert isinstance(lane.settlement, Saved)
+    return lane.settlement

@@ -1,25 +1,55 @@
-"""A producer's lane in its node: how far its numbers are done, and what it is told. Pure.
+"""A producer's lane in its node: how far its numbers are done, and what is acknowledged. Pure.
+
+Theory of operation
+
+A producer numbers the events that it sends to one partition, and keeps each of them until its node
+says that it need not. The node has a *lane* for it, which is four numbers:
+
+    upto <= settled <= safe <= expected
+
+``expected`` is the next number that enters. A frame below it is a duplicate. A frame after it shows
+that one between was lost or left out, so it is dropped, and the producer has to go back. Everything
+below ``safe`` is done: processed, shed or refused. Everything below ``settled`` need not be sent
+again: on a durable stream that is what commits have (:mod:`s4node.net.ingress.settlement`),
+otherwise it is ``safe``. A *verdict* says ``upto``: the producer drops the events below it.
+
+Frames, verdicts and connections are lost at any moment. So a verdict is cumulative: a later one
+covers those before it. But it cannot repeat all refusals so far. So ``upto`` stops before the first
+one that no verdict has reported yet. An example with refusals, of which a verdict has at most 256:
+
+    0 to 999 come, every third is refused     expected is 1000
+    all are done                              safe and settled are 1000
+    a verdict reports 256 refusals            upto is 768, which is the next one
+    the connection breaks                     the producer keeps 768 and later events
+    it says hello from 768 on                 a verdict reports the other 78, and upto is 1000
+
+If the first verdict had said 1000, the producer would have dropped 768 and 77 other refused events,
+and would never have known that nobody processed them.
+
+What was reported may not have arrived, so it is kept. A producer shows that it has a verdict when
+it uses credit that no earlier one gave, or says hello with a later number:
+
+    a verdict reports that 12 is refused, with limit 200 after 100     12 is kept
+    the connection breaks before that arrives, a hello says 10         12 is reported again
+    number 100 comes                                                   12 has arrived
 
 Rules
-- A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
-- Verdicts are cumulative: a later one covers an earlier one that could not be sent, and gives no
-  credit that it did not tell.
+- ``safe`` never passes a hole. Credit reaches ahead of it, or of ``expected`` if the stage drops.
+- No ``upto`` passes a refusal that was not reported. Those that may not have arrived are repeated
+  after a reconnect.
+- A verdict that could not be sent takes its credit back; the next one repeats all of it.
+- A producer is asked to go back once, until it has (:mod:`s4node.net.ingress.flow`).
 - What a producer reports of event time holds once all events before it are processed.
+- After a rollback a lane expects uncommitted numbers again, and receipts from before it are void.
 - The producer may be a node of the cluster that forwards events. A lane knows then who has sent
   them, until they are settled.
-- Numbers are settled once they are safe. On a durable stream they are settled by commits, event by
-  event: ``committed`` is the position in the last commit of the task, and the ``upto`` of verdicts.
-  So settled events survive the node.
-- A producer that asks for its verdicts waits for a commit; other producers can wait for a second.
-- Credit reaches ahead of what is processed, but at most a window beyond what is committed, because
-  producers keep all those events. When half of the window is used, a commit is requested.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -28,24 +58,12 @@ from s4node.net.ingress.flow import ARRIVALS, NEXT, Flow, Move, On, Presence
 from s4node.net.ingress.producer_life import Life
 from s4node.net.ingress.report import Report, Unprocessed, shortened
 from s4node.net.wire import frame as wire
-from s4node.offsets.cuts import Cuts
-from s4node.offsets.producer_offsets import Closings, SavedProducer
+from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, LowWatermark
 from s4node.stages.credit import Credit
 
 MAX_MARKS = 64
 """Reports of event time that wait for events of a lane; further ones replace the last."""
-
-WINDOW_EVENTS = 1 << 20
-"""Events of a lane beyond the last commit: a second's worth at a rate that few lanes reach."""
-
-UNKNOWN_BYTES = 64 << 10
-"""The assumed bytes of an event until its lane has seen one. The value is high, because credit is
-not taken back; it costs one more verdict before the first large frame."""
-
-PATIENCE = 1.0
-"""Seconds until processed events are committed for a producer that does not ask for verdicts; it
-only has to keep them longer."""
 
 
 def origin_of(stream: str, partition: int, producer: str) -> str:
@@ -94,6 +112,37 @@ class Effects:
             self.commits[partition] = patience
 
 
+class Settlement:
+    """When the numbers of a lane are settled: by this one, once they are safe."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self, lane: ProducerLane) -> None:
+        self.lane = lane
+
+    @property
+    def is_noted(self) -> bool:
+        """True if the next commit takes the lane."""
+        return False
+
+    @property
+    def cut(self) -> int:
+        """The last cut of the task that commits; 0 if none does."""
+        return 0
+
+    def moved(self) -> None:
+        """Note that more of the lane is safe."""
+        self.lane.settled = self.lane.safe
+        self.lane.effects.answers[self.lane] = None
+
+    def asked(self) -> None:
+        """Note that the producer asks for its verdicts."""
+
+    def bound(self, limit: int, share: int) -> int:  # noqa: ARG002
+        """The new limit of the lane, which has this ``share`` and whose credit reaches there."""
+        return limit
+
+
 class LaneOwner(Protocol):
     """The admission of a stream, as far as its lanes know it."""
 
@@ -111,15 +160,17 @@ class LaneOwner(Protocol):
 
 @dataclass(eq=False, repr=False, slots=True)
 class ProducerLane:
-    """One producer's numbers in one partition of a stream; ``commits`` settle them, if any do."""
+    """One producer's numbers in one partition of a stream."""
 
     admission: LaneOwner
     producer: str
     partition: int
     expected: int
     credit: Credit[ProducerLane]  # which all lanes of its stage share
-    commits: Commits | None = None
-    by_event: bool = field(init=False)  # else whole frames are acknowledged
+    safe: int = field(init=False)  # everything below is done
+    settled: int = field(init=False)  # the producer need not keep events below
+    settlement: Settlement = field(init=False)
+    by_event: bool = False  # else whole frames are acknowledged
     returns: int = 0  # rollbacks of its task
     effects: Effects = field(init=False)
     origin: str = field(init=False)  # of its numbers, as text
@@ -131,7 +182,6 @@ class ProducerLane:
     connection: Hashable | None = None
     presence: Presence = Presence.AWAY
     report: Report = field(init=False)
-    saved: Saved | None = field(init=False)  # None unless commits settle it
     weight: float = 0.0  # bytes an event, lately
     period: int = -1
     gap_first: int = -1  # the first number of the last frame after the gap
@@ -146,25 +196,14 @@ class ProducerLane:
         admission, start = self.admission, self.expected
         self.effects = admission.effects
         self.origin = origin_of(admission.stream, self.partition, self.producer)
-        self.limit = start
+        self.limit = self.safe = self.settled = start
+        self.settlement = Settlement(self)
         self.report = Report(start, start, start)
         self._low = LowWatermark(start)
-        self.by_event = self.commits is not None
-        self.saved = None if self.commits is None else Saved(self.commits, self, start)
 
     @property
     def ssp(self) -> tuple[str, str, int]:
         return LIVE, self.admission.stream, self.partition
-
-    @property
-    def safe(self) -> int:
-        """Everything below this number is done."""
-        return self._low.safe
-
-    @property
-    def settled(self) -> int:
-        """The producer need not keep events below this number."""
-        return self._low.safe if self.saved is None else self.saved.committed
 
     def on(self, event: On) -> None:
         """Take what has happened; the producer is told if it has to go back."""
@@ -182,12 +221,10 @@ class ProducerLane:
     def complete(self, first: int, end: int) -> None:
         """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
+            self.safe = self._low.safe
             if self.marks:
                 self.pass_marks()
-            if self.saved is None:
-                self.effects.answers[self] = None
-            else:
-                self.saved.moved()
+            self.settlement.moved()
 
     def mark(self, mark: Mark) -> None:
         """Take what the producer has reported of its time."""
@@ -281,7 +318,7 @@ class ProducerLane:
     @property
     def done(self) -> int:
         """The number ahead of which credit reaches."""
-        return self._low.safe if self.credit.withholds else self.expected
+        return self.safe if self.credit.withholds else self.expected
 
     def ruling(self) -> wire.Ruling:
         """Make the ruling to send now; it counts as told."""
@@ -328,10 +365,8 @@ class ProducerLane:
         """Skip to ``start``: the earlier owner of the partition has done everything below."""
         self._low = LowWatermark(start)
         self.marks.clear()
-        self.expected = self.limit = start
+        self.expected = self.limit = self.safe = self.settled = start
         self.report.skip(start)
-        if self.saved is not None:
-            self.saved.committed = start
 
     def reopened(self, upto: int) -> None:
         """Repeat to a reconnected producer everything from ``upto`` on."""
@@ -349,7 +384,7 @@ class ProducerLane:
         self.returns += 1
         self.marks.clear()
         self._low = LowWatermark(number)
-        self.expected = number
+        self.expected = self.safe = number
         self.report.asked = -1
         self.report.forget_from(number)
         self.gap_first = -1
@@ -363,7 +398,7 @@ class ProducerLane:
             return True
         if self.done < report.press_at:
             return False
-        return self.saved is None or self.admission.new_limit(self, self.share) > self.limit
+        return not self.by_event or self.admission.new_limit(self, self.share) > self.limit
 
 
 FrameReceipt: TypeAlias = BatchReceipt[ProducerLane]
@@ -371,156 +406,6 @@ FrameReceipt: TypeAlias = BatchReceipt[ProducerLane]
 
 def cuts_of(lanes: Iterable[ProducerLane]) -> wire.Headers:
     """The header that tells tasks the last cuts of the tasks of their lanes."""
-    made = [
-        (lane.partition, lane.saved.commits.cuts.made(lane.partition))
-        for lane in lanes
-        if lane.saved is not None and lane.producer.startswith(wire.TASK)
-    ]
-    cuts = [(partition, number) for partition, number in made if number]
+    tasks = [lane for lane in lanes if lane.producer.startswith(wire.TASK)]
+    cuts = [(lane.partition, lane.settlement.cut) for lane in tasks if lane.settlement.cut]
     return {wire.SAVEPOINT: cuts} if cuts else {}
-
-
-@dataclass(eq=False, repr=False, slots=True)
-class Saved:
-    """The part of a lane that commits save. ``committed`` is where the last commit has it."""
-
-    commits: Commits
-    lane: ProducerLane
-    committed: int
-    wanted: bool = False  # a commit was requested
-    awaited: bool = False  # its producer waits until all of it is committed
-    has_row: bool = False
-    saving: bool = False  # its producer waits until it has a row
-    closings: Closings = ()
-
-    @property
-    def window(self) -> int:
-        """The number of events that may be beyond the last commit."""
-        by_bytes = int(self.commits.window_bytes / (self.lane.weight or UNKNOWN_BYTES))
-        return max(1, min(self.commits.window_events, by_bytes))
-
-    def note(self) -> None:
-        """Include the lane in the next commit."""
-        self.commits.changed.setdefault(self.lane.partition, {})[self] = None
-
-    @property
-    def is_noted(self) -> bool:
-        return self in self.commits.changed.get(self.lane.partition, ())
-
-    def moved(self) -> None:
-        """Note that more of the lane is safe."""
-        lane, report = self.lane, self.lane.report
-        self.note()
-        if (
-            (lane.safe - self.committed) * 2 >= self.window
-            or (self.awaited and lane.safe == lane.expected)
-            or (self.commits.on_demand and 0 <= report.asked <= lane.safe)
-        ):
-            self.want()
-        else:
-            self.wait()
-        if lane.done >= report.press_at:  # there may be more credit; the rest waits for a commit
-            lane.effects.answers[lane] = None
-
-    @property
-    def patience(self) -> float:
-        """For how many seconds its producer can wait for a commit; infinity if it needs none."""
-        if self.saving:
-            return 0.0
-        if self.committed >= self.lane.safe:
-            return math.inf
-        return 0.0 if self.committed < self.lane.report.asked <= self.lane.safe else PATIENCE
-
-    def want(self) -> None:
-        """Request a commit, once, if there is anything to commit."""
-        if self.committed < self.lane.safe and not self.wanted:
-            self.wanted = True
-            self.lane.effects.commits[self.lane.partition] = AT_ONCE
-
-    def wait(self) -> None:
-        """Request a commit for a producer that waits, if a commit helps it."""
-        if not self.commits.on_demand and self.patience < math.inf:
-            self.lane.effects.commit_within(self.lane.partition, self.patience)
-
-    def asked(self) -> None:
-        """Note that the producer asks for its verdicts."""
-        if self.lane.safe != self.lane.report.asked:
-            return
-        if self.commits.on_demand:
-            self.want()
-        else:
-            self.wait()
-
-    def commit(self, number: int) -> None:
-        """Note that everything below ``number`` is committed."""
-        self.wanted = False
-        if number > self.committed:
-            self.committed = number
-            self.lane.effects.answers[self.lane] = None
-
-    def roll_back(self) -> None:
-        """Expect uncommitted events again, because they were rolled back."""
-        self.lane.go_back(self.committed)
-        self.wanted = False
-
-    def row(self) -> SavedProducer:
-        """The current row, for a commit."""
-        lane, report = self.lane, self.lane.report
-        untold = report.saved if report.pending or report.unheard else ()
-        return SavedProducer(lane.safe, *lane.life, lane.own_id, untold)
-
-    def bound(self, limit: int, share: int) -> int:
-        """The new limit of the lane, whose credit reaches to ``limit``."""
-        window = self.window
-        most = self.committed + window
-        if limit <= most:
-            return limit
-        grows = (most - self.lane.limit) * 4 >= min(window, share)
-        return most if grows else self.lane.limit
-
-
-@dataclass(eq=False)
-class Commits:
-    """The commits that settle the numbers of a stream with so many ``partitions`` on all nodes.
-
-    They are ``on_demand`` if only producers that want their verdict cause them. While ``full`` has
-    a partition's channel to other tasks, many of its events wait for those, and programs get no
-    more credit. Tasks still get credit, because they may wait for each other. ``cuts`` are of the
-    tasks. ``changed`` are the lanes that the next commits take, by partition.
-    """
-
-    partitions: int = 1
-    on_demand: bool = False
-    full: Container[tuple[str, Hashable]] = ()
-    cuts: Cuts = field(default_factory=Cuts)
-    window_events: int = WINDOW_EVENTS
-    changed: dict[int, dict[Saved, None]] = field(default_factory=dict)
-    stopped: dict[ProducerLane, None] = field(default_factory=dict)
-
-    @property
-    def window_bytes(self) -> int:
-        """A lane's share of the bytes that a producer may have to keep."""
-        return max(1 << 20, wire.WINDOW_BYTES // self.partitions)
-
-    def stops(self, lane: ProducerLane) -> bool:
-        """Return True if a lane gets no more credit, and note it if so."""
-        if not self._is_full(lane) or lane.producer.startswith(wire.TASK):
-            return False
-        self.stopped[lane] = None
-        return True
-
-    def released(self) -> None:
-        """Let lanes go on whose partitions are not full any more."""
-        for lane in [each for each in self.stopped if not self._is_full(each)]:
-            del self.stopped[lane]
-            lane.report.urgent = True
-            lane.effects.answers[lane] = None
-
-    def revoked(self, partition: int) -> None:
-        self.changed.pop(partition, None)
-        for lane in [lane for lane in self.stopped if lane.partition == partition]:
-            del self.stopped[lane]
-
-    def _is_full(self, lane: ProducerLane) -> bool:
-        stream = lane.admission.stream
-        return (stream, (lane.partition, stream)) in self.full

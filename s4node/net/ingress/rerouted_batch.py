@@ -1,6 +1,9 @@
-"""Batches with events of several tasks, which the receiving task sends on. Pure.
+"""Batches with events of several tasks, which are divided by key. Pure.
 
 Rules
+- On a fast stream the parts of a frame go to their tasks at once. They have no numbers, because
+  these are rarely needed; they are found by event object on the first request.
+- On a durable stream the receiving task sends on the events of other tasks.
 - The events of other tasks are sent on as the task passes them, in their order among its own. So
   the same commit covers them and the position after them.
 - They are done then: the task's outbox has them.
@@ -9,8 +12,8 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
 
 from s4node.events.event import EventBatch
 from s4node.events.routing import Router
@@ -65,3 +68,42 @@ def sorted_out(
         len(here),
         [event for _, _, event in strays],
     )
+
+
+class FrameNumbers:
+    """The numbers of the batch ``whole``, by event."""
+
+    __slots__ = ("_by_event", "_whole")
+
+    def __init__(self, whole: EventBatch) -> None:
+        self._whole = whole
+        self._by_event: dict[int, int] = {}  # by the id of the object
+
+    def numbers_of(self, events: Sequence[Any]) -> list[int]:
+        if not self._by_event:
+            number = self._whole.number
+            self._by_event = {id(e): number(at) for at, e in enumerate(self._whole.events)}
+        return [self._by_event[id(event)] for event in events]
+
+
+class PartNumbers(Sequence[int]):
+    """The numbers of ``events``, a part of a frame."""
+
+    __slots__ = ("_events", "_found", "_frame")
+
+    def __init__(self, frame: FrameNumbers, events: list[Any]) -> None:
+        self._frame = frame
+        self._events = events
+        self._found: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if self._found is None:
+            self._found = self._frame.numbers_of(self._events)
+        return self._found[at]

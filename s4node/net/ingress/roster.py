@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from s4node.net.ingress.producer_lane import Commits, ProducerLane
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import Closings, SavedProducer
 

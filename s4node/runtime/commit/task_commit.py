@@ -32,6 +32,7 @@ from s4node import clocks, threads
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
+from s4node.net.ingress.commit_rows import Producers, TakenProducers, rows_of
 from s4node.net.wire.frame import TASK
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.cuts import Cuts
@@ -39,7 +40,6 @@ from s4node.offsets.input_progress import InputProgress, taken
 from s4node.offsets.producer_offsets import SavedProducers
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
-from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
 from s4node.runtime.commit.retries import RETRY_SECONDS, Retries
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.task.task import Task

@@ -31,6 +31,7 @@ from s4node.events.event import LIVE
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ReplayStatistics, RestoreStatistics
+from s4node.net.ingress.commit_rows import Producers
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
@@ -39,7 +40,6 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.dead_letter_stream import DeadLetterStream
-from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
 from s4node.runtime.commit.retries import Retries
 from s4node.runtime.commit.savepoint_requests import SavepointRequests

@@ -22,8 +22,8 @@ from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
 from s4node.events.routing import Router
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
 from s4node.net.ingress.producer_lane import FrameReceipt
+from s4node.net.ingress.rerouted_batch import FrameNumbers, PartNumbers
 from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.frame_batches import (

@@ -31,8 +31,9 @@ from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.flow import Presence
-from s4node.net.ingress.producer_lane import Commits, Effects, ProducerLane, cuts_of
+from s4node.net.ingress.producer_lane import Effects, ProducerLane, cuts_of
 from s4node.net.ingress.roster import Roster
+from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources

@@ -19,15 +19,9 @@ from s4node.events.event import EventBatch
 from s4node.net.egress.outbox import Outbox
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows, TakenLanes
-from s4node.net.ingress.producer_lane import (
-    AT_ONCE,
-    UNKNOWN_BYTES,
-    Commits,
-    Effects,
-    FrameReceipt,
-    Saved,
-)
+from s4node.net.ingress.producer_lane import AT_ONCE, Effects, FrameReceipt
 from s4node.net.ingress.roster import MAX_KEPT
+from s4node.net.ingress.settlement import UNKNOWN_BYTES, Commits, Saved
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
 from s4node.offsets.producer_offsets import SavedProducer
@@ -93,8 +87,8 @@ class Node:
     @property
     def saved(self) -> Saved:
         """What commits save of the first lane of the producer ``p``."""
-        saved = self.admission.lanes["p", 0].saved
-        assert saved is not None
+        saved = self.admission.lanes["p", 0].settlement
+        assert isinstance(saved, Saved)
         return saved
 
     def hello(
@@ -654,8 +648,8 @@ class DurableWorld(World):
         for serials in self.processed.values():  # once, and in order
             assert all(one < other for one, other in pairwise(serials))
         for lane in self.admission.lanes.values():
-            assert lane.saved is not None
-            assert lane.limit <= lane.saved.committed + lane.saved.window
+            assert isinstance(lane.settlement, Saved)
+            assert lane.limit <= lane.settled + lane.settlement.window
 
     def settle(self) -> None:
         for name in self.names:

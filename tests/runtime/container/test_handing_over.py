@@ -264,7 +264,7 @@ async def test_a_producer_that_waits_for_its_earlier_life_is_answered_by_the_nex
                     await trio.sleep_forever()
 
             second_life.start_soon(go_on)
-            await until(lambda: lanes["clicker", 1].saved.awaited)
+            await until(lambda: lanes["clicker", 1].settlement.awaited)
             await it.begin()
             may_end.set()
             await it.end()

@@ -21,7 +21,8 @@ from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows
-from s4node.net.ingress.producer_lane import Commits, Effects, ProducerLane
+from s4node.net.ingress.producer_lane import Effects, ProducerLane
+from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.loop.step_runner import at_once
@@ -307,8 +308,7 @@ class Node:
 
     def check(self) -> None:
         """A commit that is taken now covers what is done, no less and no more."""
-        assert self.lane.saved is not None
-        row = self.roster.snapshot(0).lanes.get(self.lane.saved)
+        row = self.roster.snapshot(0).lanes.get(self.lane.settlement)
         number = 0 if row is None else row.number
         done = self.processed | self.sent_on
         good = {n for n, kind in enumerate(self.kinds) if kind in (GOOD, STRAY)}

@@ -20,8 +20,9 @@ from s4node.events.schema import EventType
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows
 from s4node.net.ingress.flow import Flow
-from s4node.net.ingress.producer_lane import Commits, Effects
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.ingress.roster import Roster
+from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
