@@ -120,7 +120,7 @@ class StreamAdmission:
         limit = credit.limit(lane, lane.done, lane.limit, share)
         if credit.holding:
             self._holding[credit] = None
-        return lane.settlement.bound(limit, share)
+        return lane.settlement.bound(limit, share) if lane.by_event else limit
 
     def credit(self, partition: int) -> Credit[ProducerLane]:
         credit = self._credits.get(partition)

@@ -131,9 +131,7 @@ class Settlement:
         return 0
 
     def moved(self) -> None:
-        """Note that more of the lane is safe."""
-        self.lane.settled = self.lane.safe
-        self.lane.effects.answers[self.lane] = None
+        """Note that more of the lane is safe, though not settled by that."""
 
     def asked(self) -> None:
         """Note that the producer asks for its verdicts."""
@@ -224,7 +222,11 @@ class ProducerLane:
             self.safe = self._low.safe
             if self.marks:
                 self.pass_marks()
-            self.settlement.moved()
+            if self.by_event:
+                self.settlement.moved()
+            else:
+                self.settled = self.safe
+                self.effects.answers[self] = None
 
     def mark(self, mark: Mark) -> None:
         """Take what the producer has reported of its time."""
