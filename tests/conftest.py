@@ -195,9 +195,10 @@ def system(tmp_path: Path) -> MemorySystem:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    """For a container that reads ``system`` from the beginning."""
-    return {
+def settings(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """For a container that reads ``system`` from the beginning, with ``SETTINGS`` of the module."""
+    more: dict[str, str] = getattr(request.module, "SETTINGS", {})
+    return more | {
         "systems.memory.type": "input_systems:memory",
         "systems.memory.address": str(tmp_path),
         "systems.memory.samza.offset.default": "oldest",

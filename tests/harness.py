@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
@@ -29,6 +29,7 @@ import pynng
 import pytest
 import trio
 
+from s4node import Client
 from s4node.config.config import Config
 from s4node.errors import leaves
 from s4node.events.event import GenericEvent
@@ -688,3 +689,19 @@ async def together(*functions: Callable[[], Awaitable[Any]]) -> None:
         async with trio.open_nursery() as nursery:
             for function in functions:
                 nursery.start_soon(function)
+
+
+async def deliver(address: str, events: Iterable[Any], stream: str = "clicks") -> None:
+    """Send events with a client of their own; return when all have been processed."""
+    async with Client(address) as client:
+        clicks = await client.stream(stream)
+        await clicks.send_many(events)
+        assert await clicks.flush() == []
+
+
+async def run_until_it_fails(app: App, events: Iterable[Any]) -> None:
+    """Send events as the producer "web"; raises what stops the app."""
+    async with running(app) as node, Client(node.address, producer="web") as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(events)
+        await trio.sleep_forever()

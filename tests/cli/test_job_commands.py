@@ -16,8 +16,9 @@ from harness import DEADLINE, ROOT, run_s4, running, until
 from input_systems import fresh
 from pages import matches
 from saved_state import save_positions
+from shared_apps import Click
 
-from s4node import Client, Event, GenericEvent
+from s4node import Client, GenericEvent
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
 from s4node.cli.main import main
 from s4node.config.settings import GROUPER
@@ -293,10 +294,6 @@ class Clicks(App):
 
 app = Clicks("counting")
 """
-
-
-class Click(Event):
-    user: str
 
 
 async def test_tasks_are_shown_with_the_producers_of_durable_streams(s4: S4, kept: Path) -> None:

@@ -327,8 +327,7 @@ async def test_send_goes_on_with_a_node_that_comes_back_in_time(folder: Path) ->
         async with trio.open_nursery() as nursery:
             nursery.start_soon(process.stdin.send_all, b'{"name": "ann"}\n' * 50_000)
             async with node_process("hello.py", cwd=folder, listen=address):
-                while nursery.child_tasks:
-                    await trio.sleep(0.01)
+                await until(lambda: not nursery.child_tasks)
                 await process.stdin.aclose()
                 assert await process.wait() == 0
 

@@ -31,8 +31,9 @@ from harness import (
     until,
     until_told,
 )
+from shared_apps import Click
 
-from s4node import Client, Config, Event
+from s4node import Client, Config
 from s4node.cluster.coordination.entries import AppId, AppInfo, NodeInfo
 from s4node.cluster.coordination.node_requests import requesting
 from s4node.cluster.coordination.registry import Registry
@@ -1067,10 +1068,6 @@ class Relaying(App):
         relay.copies = self.create_output_stream("copies", types=Click)
         self.create_input_stream("clicks", relay, key="user")
 """
-
-
-class Click(Event):
-    user: str
 
 
 @pytest.fixture

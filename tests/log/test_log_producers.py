@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import RawPeer, data_frame, environment, free_port, raw_peer, run_s4, until
+from harness import RawPeer, data_frame, environment, free_port, raw_peer, run_s4, until, until_told
 from log_nodes import log_at, log_node, read_all
 from shared_apps import Click
 from test_hosted import hosted
@@ -68,8 +68,7 @@ async def test_a_program_without_an_id_of_its_own_is_known_while_it_is_connected
                 step[0] = 7200.0  # the clock of the machine is put forward
                 await wait_forgotten(log)
                 assert await known(log, "clicks") == 1
-            while await known(log, "clicks"):
-                await trio.sleep(0.01)
+            await until_told(lambda: known(log, "clicks"), lambda count: not count)
 
 
 @pytest.mark.long
@@ -126,8 +125,7 @@ async def test_a_task_is_forgotten_when_many_later_lives_of_it_are_known_and_not
                 await peer.receive_until(lambda header: isinstance(header, wire.Verdict))
                 assert "has begun anew since" in await told_task(peer, one, 9)
         async with raw_peer(node.address) as peer:
-            while await known(log, "clicks") > wire.MAX_LIVES:
-                await trio.sleep(0.01)
+            await until_told(lambda: known(log, "clicks"), lambda n: n <= wire.MAX_LIVES)
             assert "has begun anew since" in await told_task(peer, one, 9)
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_apps import Click
 
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
@@ -17,11 +18,6 @@ from s4node.events.schema import EventType, OpenType, TypeReader
 from s4node.log.split import Part, Splitting, array_of
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 class Tap(Event):
@@ -104,7 +100,7 @@ def test_json_stays_json_and_is_checked_against_the_type() -> None:
         ([0, 3], b'[{"user":"ann","n":1},{"user":"zoe"}]')
     ]
     assert [(index, reason.split(": ", 1)[-1]) for index, reason in refusals] == [
-        (1, """it has no field 'm', its fields are user, n, in {"user":"joe","m":2}"""),
+        (1, """it has no field 'm', its fields are user, n, text, in {"user":"joe","m":2}"""),
         (2, """field 'user' is missing, in {"n":3}"""),
     ]
 

@@ -15,8 +15,9 @@ import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, free_port, run_s4, s4_process, until
 from log_nodes import log_at, log_node, read_all
+from shared_apps import Click
 
-from s4node import Client, Event, GenericEvent, Oldest
+from s4node import Client, GenericEvent, Oldest
 from s4node.events.keys import Partitioner
 
 if TYPE_CHECKING:
@@ -501,10 +502,6 @@ slow = Slow("slow")
 """
 
 USERS = [f"u{n}" for n in range(40)]
-
-
-class Click(Event):
-    user: str
 
 
 @asynccontextmanager

@@ -33,6 +33,8 @@ from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem
 
+SETTINGS = {"task.commit.ms": "0"}
+
 # -- PEs ------------------------------------------------------------------------------------------
 
 
@@ -885,11 +887,6 @@ def _reached(kept: Path, wanted: dict[str, int]) -> bool:
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, "task.commit.ms": "0"}
 
 
 @asynccontextmanager

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 import trio
 from harness import free_port, node_process, run_s4, until
+from shared_apps import Click
 
-from s4node import Client, Event
+from s4node import Client
 
 USERS = [f"user{number}" for number in range(24)]
 URL = "s3://bucket/state"
@@ -37,10 +38,6 @@ app = App("counter")
 app.create_input_stream("clicks", app.create_pe(Count), key="user")
 """
 _READS, _WRITES = ["s3:GetObject"], ["s3:PutObject", "s3:DeleteObject"]
-
-
-class Click(Event):
-    user: str
 
 
 def deny(bucket: Bucket) -> None:

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from shared_apps import handling
+from shared_apps import Click, handling
 
-from s4node import App, Event, GenericEvent, ProcessingElement, Stream
+from s4node import App, GenericEvent, ProcessingElement, Stream
 from s4node.errors import ConfigError, ProcessingError
 from s4node.testing import AppTest
 
@@ -172,11 +172,6 @@ def seconds_of(run: Callable[[], None]) -> float:
 
 
 USERS = [f"user-{n}" for n in range(20)]
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 class Count(ProcessingElement):

@@ -406,9 +406,7 @@ async def test_a_session_whose_process_stood_still_is_in_doubt_until_it_has_look
         assert not session.doubtful
         time.sleep(0.6)  # noqa: ASYNC251 - nothing runs, as after a SIGSTOP
         assert session.doubtful
-        with trio.fail_after(5):
-            while session.doubtful:
-                await trio.sleep(0.001)
+        await until(lambda: not session.doubtful)
         assert not session.lost.is_set()
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from shared_apps import Click
 
-from s4node.events.event import Event
 from s4node.events.schema import EventType, JsonType
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
@@ -50,11 +50,6 @@ def test_another_count_than_was_announced_refuses_all() -> None:
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-class Click(Event):
-    user: str
-    n: int = 0
 
 
 CLICK = EventType(Click)

@@ -20,6 +20,8 @@ from s4node.events.keys import Partitioner, hasher_named
 from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
 
+SETTINGS = {"task.commit.ms": "0"}
+
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 EVERY_ORDER = pytest.mark.parametrize(
     "order",
@@ -448,11 +450,6 @@ async def test_tasks_send_and_ask_for_commits_from_their_threads(
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, "task.commit.ms": "0"}
 
 
 def progress(settings: dict[str, str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import trio
 from failing import Click, Store, Stores, counted, fill, ssp, stored, truth
-from harness import free_port, until
+from harness import free_port, until, until_told
 from several_containers import Nodes, nodes
 from shared_apps import OnePE, counting
 
@@ -368,12 +368,10 @@ async def test_a_member_that_restores_other_partitions_is_ready_for_none(
             await restore(tasks, origin, since)
 
         late.replay.restore.restore = noted  # type: ignore[method-assign]
-        while not await ready():
-            await trio.sleep(0.01)
+        await until_told(ready, bool)
         all_nodes.kill("n1")
         await until(lambda: len(late.tasks) == 1, "it has that of the dead one")
-        while not await ready():
-            await trio.sleep(0.01)
+        await until_told(ready, bool)
     assert said == [()]
 
 

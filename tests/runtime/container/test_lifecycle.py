@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from harness import ANY_PORT, plain_errors
+from harness import ANY_PORT, plain_errors, until
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event
@@ -435,8 +435,7 @@ async def test_no_window_comes_before_its_task_has_begun_however_long_the_start_
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.run)
-            while diary.told.count("Partition 1 window") < 3:
-                await trio.sleep(0.001)
+            await until(lambda: diary.told.count("Partition 1 window") >= 3)
             made.stop()
     for task in ("Partition 0", "Partition 1"):
         mine = [told for told in diary.told if told.startswith(task)]

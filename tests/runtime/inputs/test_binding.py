@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from shared_apps import Click
 
-from s4node import App, Event, ProcessingElement
+from s4node import App, ProcessingElement
 from s4node.config.config import Config
 from s4node.runtime.inputs.binding import grades_of
-
-
-class Click(Event):
-    user: str
 
 
 class Count(ProcessingElement):

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import trio
 from harness import until
+from shared_apps import Click
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream
 from s4node.cluster.coordination.state_coordination import FOLDER, StateCoordination
 from s4node.config.config import Config
-from s4node.events.event import Event, EventBatch
+from s4node.events.event import EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.net.ingress.admission import StreamAdmission
@@ -30,10 +31,6 @@ from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.port import InputPort
 from s4node.stages.stage import Stage
 from s4node.state.job import identity_of
-
-
-class Click(Event):
-    user: str
 
 
 def test_frames_that_come_while_an_input_is_held_are_left_to_their_producers() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from shared_apps import Click
 
-from s4node import App, Event, ProcessingElement
+from s4node import App, ProcessingElement
 from s4node.events.event import EventBatch
 from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.pe_processor import PeProcessor
@@ -71,10 +72,6 @@ def test_a_clock_that_was_set_back_makes_no_trigger_wait_longer_than_its_time() 
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-class Click(Event):
-    user: str
 
 
 class Other(Click):

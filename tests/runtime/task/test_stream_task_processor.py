@@ -34,11 +34,7 @@ from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskContext
 from s4node.systems.memory import MemorySystem
 from s4node.testing import AppTest
 
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    """A task commits if it asks for it."""
-    return settings | {"task.commit.ms": "0"}
+SETTINGS = {"task.commit.ms": "0"}
 
 
 # --- every way to process ------------------------------------------------------------------------

@@ -28,11 +28,7 @@ from s4node.app.stream_task import Callback, Collector, Envelope
 from s4node.errors import CallbackError, S4Error, TaskError
 from s4node.systems.memory import MemorySystem
 
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    """A task commits if it asks for it."""
-    return settings | {"task.commit.ms": "0"}
+SETTINGS = {"task.commit.ms": "0"}
 
 
 # --- callbacks from wherever ---------------------------------------------------------------------

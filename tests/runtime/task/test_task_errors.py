@@ -26,11 +26,7 @@ from s4node.app.stream_task import Collector, Envelope, TaskApp, TaskContext
 from s4node.errors import GraphError, ProcessingError, TaskError
 from s4node.systems.memory import MemorySystem
 
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    """A task commits if it asks for it."""
-    return settings | {"task.commit.ms": "0"}
+SETTINGS = {"task.commit.ms": "0"}
 
 
 # --- what goes wrong -----------------------------------------------------------------------------

@@ -88,10 +88,10 @@ async def test_output_streams_have_each_event_once_and_nothing_of_skipped_events
                 await trio.sleep(0.3 + dice.random())
                 await process.kill()
         async with s4_process(*run, cwd=tmp_path) as process:
-            while len(await it.letters("seen")) < 2000 - len(bad):
-                await trio.sleep(0.1)
-            while len(await it.letters("letters")) < len(bad):
-                await trio.sleep(0.1)
+            await until_told(
+                lambda: it.letters("seen"), lambda found: len(found) >= 2000 - len(bad)
+            )
+            await until_told(lambda: it.letters("letters"), lambda found: len(found) >= len(bad))
             process.signal(signal.SIGTERM)
             assert await process.wait() == 0
         seen = sorted(event.number for event in await it.letters("seen"))
@@ -176,8 +176,7 @@ async def test_dead_letters_of_events_between_tasks_of_the_app_are_not_sent_agai
         pages = [page_beside("user-0"), other]
         await it.append([Click("user-0", n, page) for n, page in enumerate(pages)])
         async with s4_process(*it.run("bad hops", **settings), cwd=tmp_path):
-            while len(found := await it.letters()) < len(pages):
-                await trio.sleep(0.05)
+            found = await until_told(it.letters, lambda found: len(found) >= len(pages))
         assert {letter.offset < 0 for letter in found} == {False, True}  # from both tasks
         done = await run_s4("dead-letter", "replay", "counts", *it.settings(), cwd=tmp_path)
         told = {line.partition(": ")[2] for line in done.stderr.splitlines()[:-1]}

@@ -28,7 +28,7 @@ from failing import (
     stored,
     truth,
 )
-from harness import running, until
+from harness import running, until, until_told
 from input_systems import dies, fresh
 from log_nodes import log_at, read_all
 from saved_state import saved_instances, saved_rows
@@ -40,6 +40,8 @@ from s4node.events.keys import Partitioner
 from s4node.events.schema import JsonText
 from s4node.offsets.startpoint import Oldest
 from s4node.systems.memory import MemorySystem
+
+SETTINGS = {"s4.stream.clicks.onError": "skip"}
 
 # -- PEs ------------------------------------------------------------------------------------------
 
@@ -382,8 +384,7 @@ async def test_a_dead_letter_names_the_program_whose_event_another_task_has_sent
         async with trio.open_nursery() as nursery:
             for program in ("bank", "till"):
                 nursery.start_soon(send, container.address, program)
-        while len(await letters(system)) < 16:
-            await trio.sleep(0.01)
+        await until_told(lambda: letters(system), lambda found: len(found) >= 16)
         assert container.ports["clicks"].deserializer.redispatched
     found = Counter(letter.producer for letter in await letters(system))
     assert found == {"bank": 8, "till": 8}
@@ -530,11 +531,3 @@ async def test_an_app_that_ends_for_half_of_a_surrogate_pair_says_so() -> None:
             stream = await client.stream("clicks")
             await stream.send(Click("joe", 1))
             await trio.sleep_forever()
-
-
-# -- set-up ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, "s4.stream.clicks.onError": "skip"}
