@@ -27,8 +27,7 @@ BESIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder # tests/conftest.py 
 # what measures, which has the machine for itself. One marked ``short``, too, stands for its kind in make test.
 SPARK := tests/spark tests/docs/test_spark_doc.py \
 	tests/example_apps/test_flights.py tests/example_apps/test_trending_demo.py
-MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py \
-	tests/test_machines.py
+MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py
 
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not long or short" $(ARGS)
@@ -58,7 +57,7 @@ test-frames: install ## send FRAMES= frames at all bounds to a node, with TLS an
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not slow and not spark" $(ARGS)
 
-torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut the power, go back to savepoints; SEED=, SECONDS= to repeat
+torture: install ## kill and stop nodes, logs and programs, fill disks, cut the power, go back to savepoints; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 simulate: install ## run SEEDS= small clusters in memory, which the seeds from FIRST= on kill, cut and pause; ARGS=--large for large ones
@@ -70,7 +69,7 @@ simulate-mutants: install ## put known faults back into a copy, and say after ho
 cluster-test: install-spark ## kill, stop and cut machines of a cluster over ZooKeeper; SEED=, MINUTES= to repeat
 	@$(PYTHON_OF_VENV) -c 'import moto, s3fs' 2>/dev/null || \
 		$(PYTHON_OF_VENV) -m pip install --quiet --group s3 </dev/null
-	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --what machines --seconds $$(( $(or $(MINUTES),10) * 60 )) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --scene machines --seconds $$(( $(or $(MINUTES),10) * 60 )) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 nexmark: install-spark ## compare queries over EVENTS= events in two containers with a database's
 	NEXMARK_EVENTS=$(or $(EVENTS),1000000) $(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=0 tests/example_apps/test_nexmark_at_length.py $(ARGS)

@@ -69,6 +69,23 @@ def wrong_events(
     ]
 
 
+def in_lives(came: Mapping[K, Iterable[int]], lives: int) -> dict[K, list[int]]:
+    """The numbers that came, by key, without those that came again in a further life. A life may
+    begin with any number that has come before, and counts up from there."""
+    found: dict[K, list[int]] = {}
+    for key, numbers in came.items():
+        kept = found[key] = []
+        newest, left = -1, lives - 1
+        for number in numbers:
+            again = bool(kept) and number <= kept[-1]
+            if again and number != newest + 1 and left:
+                left -= 1
+            elif not again or number != newest + 1:
+                kept.append(number)
+            newest = number
+    return found
+
+
 def wrong_state(truth: Mapping[Any, object], kept: Mapping[Any, object]) -> list[str]:
     """Where kept state is not the truth, by key."""
     return [

@@ -3,105 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trio
-from counting_flow import USERS, append_by_key, counting
-from harness import ROOT, environment, run_s4, s4_process, until
-from log_bench import append, bench
+from harness import ROOT, environment, run_s4
 from power import Power
-from saved_state import saved_instances
 from shared_apps import KEEPER
 
 from s4node.errors import ConfigError
-from s4node.failpoints import POINTS, VARIABLE, point
-from s4node.systems.embedded_log import EmbeddedLog
+from s4node.failpoints import VARIABLE, point
 
 pytestmark = pytest.mark.long
-
-STEPS = [name for name in POINTS if name.startswith(("commit.", "claim."))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
-async def test_killed_at_any_step_of_a_commit_or_a_take_over_every_event_counts_once(
-    tmp_path: Path, step: str
-) -> None:
-    state = tmp_path / "state"
-    async with bench(tmp_path, key="user") as it, trio.open_nursery() as nursery:
-        arguments = counting(it)
-
-        total = 0
-        over, ended = trio.Event(), trio.Event()
-
-        async def flow() -> None:
-            nonlocal total
-            while not over.is_set():
-                await append_by_key(it.log, total, total + 40)
-                total += 40
-                await trio.sleep(0.01)
-            ended.set()
-
-        nursery.start_soon(flow)
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            await until(lambda: any(it.offsets("counting").values()))
-            await process.kill()
-        for passing in (1, 2) if step.startswith("claim.") else (1, 5):
-            fault = f"{step}:{passing}"
-            async with s4_process(*arguments, cwd=tmp_path, ready=False, fault=fault) as process:
-                assert await process.wait() == -signal.SIGKILL
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            over.set()
-            await ended.wait()
-            await until(lambda: sum(it.offsets("counting").values()) == total)
-            process.signal(signal.SIGTERM)
-            assert await process.wait() == 0
-    expected = Counter(f"user-{n % USERS}" for n in range(total))
-    found = saved_instances(state / "default" / "counting")
-    assert {key: each["clicks"] for key, each in found.items()} == expected
-    assert sum(each["wrong"] for each in found.values()) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", ["log.append", "log.appended"])
-async def test_a_log_that_is_killed_around_a_write_has_what_it_acknowledged_once(
-    tmp_path: Path, step: str
-) -> None:
-    (tmp_path / "keeper.py").write_text(KEEPER)
-    keeper = ["run", tmp_path / "keeper.py", "-p", f"s4.log.folder={tmp_path / 'log'}"]
-    async with trio.open_nursery() as nursery:
-        address = ""
-        for life, fault in enumerate((f"{step}:5", "")):
-            listen = address or "tcp://127.0.0.1:0"
-            async with s4_process(
-                *keeper, "--listen", listen, cwd=tmp_path, fault=fault
-            ) as process:
-                address = process.address
-                if not life:
-                    log = EmbeddedLog("log", address)
-                    nursery.start_soon(log.run)
-                    await log.create("clicks", 1)
-                    appended = trio.Event()
-                    nursery.start_soon(append_all, log, appended)
-                    assert await process.wait() == -signal.SIGKILL
-                else:
-                    await appended.wait()
-                    told = (await log.describe("clicks"))["partitions"][0]
-                    assert told["upcoming"] == 1000
-        nursery.cancel_scope.cancel()
-
-
-async def append_all(log: EmbeddedLog, appended: trio.Event) -> None:
-    for n in range(0, 1000, 10):
-        await append(log, n, n + 10, partitions=1)
-    appended.set()
 
 
 def test_a_point_that_is_not_there_is_refused_with_those_there_are() -> None:

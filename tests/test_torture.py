@@ -1,73 +1,93 @@
-"""Whatever is done to nodes, logs and tasks: nothing is lost, doubled, stuck or out of order.
+"""Whatever is done to nodes, logs and programs: nothing is lost, doubled, stuck or out of order.
 
-``make torture`` does it for longer, and with other seeds.
+``make torture`` does it for longer, with other seeds and with all kinds of faults.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torture.exact_run import torture_exact
-from torture.log_run import torture_log
-from torture.power_run import torture_power
-from torture.repartition_run import torture_repartitions
-from torture.run import torture
-from torture.savepoint_run import torture_savepoints
+from torture import cluster, machines
+from torture.cluster import STEPS, torture, wrong_counts, wrong_output
+from torture.exact import Order, order
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+SENT = {"call-1": 100}
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("deaths", [False, True], ids=["in-order", "deaths"])
-async def test_a_cluster_under_an_adversary_keeps_its_promises(
-    tmp_path: Path, seed: int, deaths: bool
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("scene", "faults"),
+    [
+        ("folder", ["die at commit.write", "savepoint", "kill a program", "go back dies"]),
+        ("folder", ["freeze", "fill disk", "program wakes up", "die at log.append"]),
+        ("url", ["lose disk", "die at ship.put", "savepoint dies", "repartition dies"]),
+        ("power", ["cut power", "kill both"]),
+    ],
+    ids=" ".join,
+)
+async def test_counts_are_exact_whatever_is_killed(
+    tmp_path: Path, scene: str, faults: list[str]
 ) -> None:
-    run = await torture(tmp_path, seed, seconds=5, deaths=deaths, say=print)
-    assert all(one.number > 100 for one in run.sent.values())
+    run = await torture(tmp_path, scene, 3, faults=faults)
     assert run.complaints == []
-
-
-async def test_a_node_that_slept_through_its_session_s_end_takes_nothing_more(
-    tmp_path: Path,
-) -> None:
-    run = await torture(tmp_path, 4, seconds=8, deaths=True, say=print, deeds=["freeze"])
-    assert run.done["freeze"] > 0
-    assert run.complaints == []
-
-
-@pytest.mark.parametrize("seed", [1, 11])
-async def test_what_is_copied_from_a_log_under_an_adversary_skips_nothing(
-    tmp_path: Path, seed: int
-) -> None:
-    run = await torture_log(tmp_path, seed, seconds=5, say=print)
-    assert run.complaints == []
-    assert run.total > 300
-
-
-async def test_counts_are_exact_after_kills_at_any_step(tmp_path: Path) -> None:
-    run = await torture_exact(tmp_path, 3, kills=8, hits=0, say=print)
-    assert run.complaints == []
-    assert run.killed.total() >= 8
     assert run.total > 1000
 
 
-async def test_counts_are_exact_after_power_cuts(tmp_path: Path) -> None:
-    run = await torture_power(tmp_path, 3, cuts=1, say=print)
-    assert run.complaints == []
-    assert run.killed["power"] == 1
-    assert run.total > 500
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.spark  # whose jars have ZooKeeper
+def test_a_cluster_over_zookeeper_gets_well_and_counts_exactly(tmp_path: Path) -> None:
+    if why := machines.impossible():
+        pytest.skip(f"no machines can be made here: {why}")
+    faults = ["kill both", "freeze", "cut from ZooKeeper"]
+    assert cluster.main(tmp_path, "machines", 1, 0, faults)
 
 
-async def test_savepoints_amid_deaths_are_gone_back_to_exactly(tmp_path: Path) -> None:
-    run = await torture_savepoints(tmp_path, 3, rounds=2, say=print)
-    assert run.complaints == []
-    assert run.done["restored"] == 2
-    assert run.total > 300
+# -- the judges find what is broken on purpose ----------------------------------------------------
 
 
-async def test_partitions_amid_deaths_and_programs_that_go_on_count_exactly(tmp_path: Path) -> None:
-    run = await torture_repartitions(tmp_path, 3, rounds=3, say=print)
-    assert run.complaints == []
-    assert all(run.done[f"{partitions} partitions"] == 1 for partitions in (6, 3, 4))
-    assert run.total > 300
+def came() -> list[Order]:
+    return [order("call-1", number) for number in range(SENT["call-1"])]
+
+
+def lost(done: list[Order]) -> None:
+    del done[40]
+
+
+def doubled(done: list[Order]) -> None:
+    done.append(done[40])
+
+
+def disordered(done: list[Order]) -> None:
+    same = [n for n, one in enumerate(done) if one.user == done[0].user]
+    done[same[0]], done[same[1]] = done[same[1]], done[same[0]]
+
+
+@pytest.mark.parametrize("broken", [lost, doubled, disordered])
+def test_what_came_out_wrongly_is_found(broken: Callable[[list[Order]], None]) -> None:
+    assert wrong_output(SENT, came(), lives=1) == []
+    done = came()
+    broken(done)
+    assert len(wrong_output(SENT, done, lives=1)) == 1
+
+
+def test_what_comes_again_after_the_app_has_gone_back_is_right_once_for_each_time() -> None:
+    again = [*came(), *came()[30:]]
+    assert wrong_output(SENT, again, lives=2) == []
+    assert len(wrong_output(SENT, again, lives=1)) == 1
+    del again[-40]
+    assert len(wrong_output(SENT, again, lives=2)) == 1
+
+
+@pytest.mark.parametrize("change", [-1, 1, 7])
+def test_a_count_that_is_not_what_programs_were_told_is_found(change: int) -> None:
+    users = Counter(one.user for one in came())
+    kept = {step: {f"{u}{end}": n for u, n in users.items()} for step, end in STEPS.items()}
+    assert wrong_counts(SENT, kept) == []
+    kept["Second"][next(iter(kept["Second"]))] += change
+    (found,) = wrong_counts(SENT, kept)
+    assert found.startswith("Second call-1-")

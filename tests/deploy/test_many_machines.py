@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -18,14 +17,14 @@ import trio
 from certificates import Issuer
 from harness import DEADLINE, QUICK, NodeProcess, children, run_s4, s4_process, until, until_told
 from judge import entries_in, wrong_log
+from shared_apps import Click
 from zookeeper_server import (
     ZooKeeperEnsemble,
     ZooKeeperServer,
-    zookeeper_ensemble,
     zookeeper_server,
 )
 
-from s4node import Client, Event
+from s4node import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.long]  # whose jars have ZooKeeper
 
@@ -45,11 +44,6 @@ app = Counter("counter")
 """
 USERS = [f"user{number}" for number in range(24)]
 PARTITIONS = 8
-AWAY_SECONDS = 30.0
-
-
-class Click(Event):
-    user: str
 
 
 @pytest.fixture
@@ -211,43 +205,6 @@ async def test_a_machine_with_nothing_but_an_operators_certificate_does_everythi
         await cluster.s4("undeploy", "counter")
 
 
-async def test_a_drained_node_has_no_partitions_and_loses_no_event(cluster: Cluster) -> None:
-    async with cluster.node("one") as one, cluster.node("two") as two:
-        await cluster.deploy("v1")
-        await cluster.owned_by("one", "two")
-        await cluster.click(one.address, 2)
-        await cluster.s4("drain", "one")
-        await cluster.owned_by("two")
-        await cluster.check(one.address, one, two)
-
-
-async def test_a_new_version_goes_on_from_the_state_at_the_url(cluster: Cluster) -> None:
-    async with cluster.node("one") as one, cluster.node("two") as two:
-        await cluster.deploy("v1")
-        await cluster.click(one.address, 2)
-        await cluster.deploy("v2")
-        await cluster.check(two.address, one, two, version="v2")
-        packages = list((cluster.place / "remote_job" / "packages" / "shop").iterdir())
-        assert len(packages) == 2  # the former one is kept for a rollback
-
-
-async def test_a_node_whose_folders_are_removed_while_it_runs_gets_well_by_itself(
-    cluster: Cluster,
-) -> None:
-    async with cluster.node("one") as one, cluster.node("two") as two:
-        await cluster.deploy("v1")
-        await cluster.owned_by("one", "two")
-        await cluster.click(one.address, 2)
-        old = container_of(one)
-        for folder in (cluster.place / "one").iterdir():
-            shutil.rmtree(folder)
-        os.kill(old, signal.SIGKILL)
-        await until(lambda: children(one.pid) not in ([], [old]), "the container starts again")
-        await cluster.owned_by("one", "two")
-        await cluster.check(two.address, one, two)
-        assert cluster.keep_state() == ["one", "two"]
-
-
 async def test_a_dead_container_is_noticed_long_before_its_timeout(cluster: Cluster) -> None:
     timeout = 60_000  # longer than everything here waits
     async with cluster.node("one", timeout) as one, cluster.node("two", timeout) as two:
@@ -259,46 +216,6 @@ async def test_a_dead_container_is_noticed_long_before_its_timeout(cluster: Clus
         await until(lambda: children(one.pid) not in ([], [killed]), "it is started again")
         await cluster.check(two.address, one, two)
         await cluster.owned_by("one", "two")
-
-
-async def test_while_zookeeper_is_away_for_half_a_minute_durable_apps_go_on_and_no_process_ends(
-    cluster: Cluster, zookeeper: ZooKeeperServer
-) -> None:
-    async with cluster.node("one") as one, cluster.node("two") as two:
-        await cluster.deploy("v1")
-        await cluster.owned_by("one", "two")
-        await cluster.click(one.address)
-        pids = [container_of(one), container_of(two)]
-        zookeeper.kill()
-        back = trio.current_time() + AWAY_SECONDS
-        for node in (one, two):
-            await until(lambda node=node: "has answered for 2 s" in node.errors)
-        while trio.current_time() < back:
-            await cluster.click(two.address, 3)
-        await trio.to_thread.run_sync(zookeeper.start)
-        await cluster.check(one.address, one, two)
-        assert [container_of(one), container_of(two)] == pids
-        assert "a container ended" not in one.errors + two.errors
-
-
-async def test_an_ensemble_that_loses_its_leader_ends_no_session_and_loses_no_event(
-    tmp_path: Path,
-) -> None:
-    with zookeeper_ensemble(tmp_path / "zookeeper") as ensemble:
-        cluster = Cluster(tmp_path, ensemble, Counter())
-        async with cluster.node("one") as one, cluster.node("two") as two:
-            await cluster.deploy("v1")
-            await cluster.owned_by("one", "two")
-            pids = [container_of(one), container_of(two)]
-            leader = ensemble.leader()
-            leader.kill()
-            await cluster.check(two.address, one, two)
-            await cluster.owned_by("one", "two")
-            async with cluster.node("three"):  # what is new is written by the other two
-                await cluster.owned_by("one", "two", "three")
-            await trio.to_thread.run_sync(leader.start)
-            await cluster.check(one.address, one, two)
-            assert [container_of(one), container_of(two)] == pids
 
 
 async def test_after_zookeeper_was_wiped_an_app_that_is_deployed_again_goes_on_from_the_url(

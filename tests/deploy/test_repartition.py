@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from harness import NodeProcess, filled, free_port, node_process, s4_process, until, until_told
+from harness import NodeProcess, filled, free_port, node_process, s4_process, until_told
 
 from s4node import Client, Config, Event, SyncClient
 from s4node.deploy.repartition import Repartition
@@ -58,50 +58,6 @@ async def test_counts_stay_exact_over_four_six_and_three_partitions(it: Shop) ->
                 assert "again=True" in str(told.value)
             await trio.to_thread.run_sync(it.send_sync, "d", range(400))
         assert it.counts() == counts(a=2500, b=800, c=1100, d=400)
-
-
-async def test_programs_and_apps_that_send_all_the_while_are_counted_once(it: Shop) -> None:
-    """Over the stops, the partitions that end, and what each of them had not been told by then."""
-    sent = {"a": 0, "b": 0}
-    async with (
-        it.feeder(3) as feeder,
-        Client(it.address, producer="a") as one,
-        Client(it.address) as other,
-        Client(feeder.address, producer="f") as source,
-        trio.open_nursery() as nursery,
-    ):
-
-        async def keep_sending(client: Client, who: str) -> None:
-            clicks = await client.stream("clicks")
-            while True:
-                with trio.CancelScope(shield=True):
-                    await clicks.send_many(events(who, range(sent[who], sent[who] + 50)))
-                sent[who] += 50
-                await trio.sleep(0.002)
-
-        fed = 0
-        async with it.app("counter.py", 4):
-            nursery.start_soon(keep_sending, one, "a")
-            nursery.start_soon(keep_sending, other, "b")
-            await until(lambda: min(sent.values()) > 500)
-            await send(source, "f", range(400), to="raw")
-            fed = 400
-        for partitions in (6, 3, 5):
-            await send(source, "f", range(fed, fed + 200), to="raw")  # while its consumer is away
-            fed += 200
-            await it.repartition(partitions)
-            async with it.app("counter.py", partitions):
-                before = dict(sent)
-                await until(lambda: min(sent.values()) > min(before.values()) + 300)  # noqa: B023
-                await send(source, "f", range(fed, fed + 300), to="raw")
-                fed += 300
-                if partitions == 5:
-                    nursery.cancel_scope.cancel()
-                    with trio.CancelScope(shield=True):
-                        for client in (one, other):
-                            assert await client.flush() == []
-                        await it.until_counted(sum(sent.values()) + fed)
-    assert it.counts() == counts(**sent, f=fed)
 
 
 async def test_what_cannot_be_repartitioned_is_named_and_the_app_stays_as_it_was(it: Shop) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until
+from shared_apps import Click
 from test_deploy import click, deploy, node, printed
 
-from s4node import Client, Event
+from s4node import Client
 from s4node.savepoints.folders import FolderSavepoints
 from s4node.savepoints.place import opened_task
 from s4node.state.browse import StateReader
@@ -146,36 +147,6 @@ async def test_a_savepoint_lacks_only_the_last_events_of_the_app_s_own_sources(
         assert not kept.keys() & last(app).keys()  # what its sources have sent does not come again
 
 
-@pytest.mark.parametrize("step", ["savepoint.due", "savepoint.cut", "savepoint.kept"])
-async def test_a_savepoint_amid_which_a_container_dies_is_taken_again(
-    tmp_path: Path, step: str
-) -> None:
-    it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
-    several = ("--nodes", "3", "--partitions", "6")
-    async with it.running(*several, fault=f"{step}@{tmp_path / 'died'}") as app:
-        await it.count(app, 2)
-        await it.s4("savepoint", "take", "clicks", "--name", "two", "--timeout", "50")
-        assert (tmp_path / "died").exists()
-        await it.count(app, 1)
-    async with it.running("--partitions", "6", "--from", "two", *BACK) as app:
-        await it.count(app, 1)
-        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
-
-
-async def test_several_containers_with_state_at_a_url_make_one_savepoint(tmp_path: Path) -> None:
-    url = ("-p", f"s4.state.url=file://{tmp_path}/shipped")
-    it = Counts(tmp_path, ("-p", "s4.state.folder=state", *url))
-    async with it.running("--nodes", "3", "--partitions", "6") as app:
-        await it.count(app, 2)
-        await it.s4("savepoint", "take", "clicks", "--name", "two")
-        await it.count(app, 1)
-        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
-    it.place = ("-p", "s4.state.folder=elsewhere", *url)
-    async with it.running("--partitions", "6", "--from", "two", *BACK) as app:
-        await it.count(app, 1)
-        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
-
-
 async def test_a_savepoint_of_an_app_on_two_nodes_is_gone_back_to_by_a_deployment(
     tmp_path: Path,
 ) -> None:
@@ -288,10 +259,6 @@ app = Clicks("clicks")
 """
 
 USERS = [f"user-{n}" for n in range(20)]
-
-
-class Click(Event):
-    user: str
 
 
 def last(app: NodeProcess) -> dict[str, int]:

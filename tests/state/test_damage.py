@@ -6,7 +6,6 @@ Whatever happens, every event counts once in the end, or it is said what is not 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
 import signal
@@ -18,7 +17,7 @@ import trio
 from counting_flow import USERS, Flow, append_by_key, counting, flowing
 from durable_lives import COUNTING, Lives
 from durable_lives import USERS as LIVES_USERS
-from harness import NodeProcess, children, filled, s4_process, until
+from harness import NodeProcess, filled, s4_process, until
 from log_bench import Bench, bench
 from saved_state import saved_instances
 
@@ -219,32 +218,6 @@ async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) 
             assert "another container has taken over task" in first.errors
             await committing(it)
             await all_is_counted(it, flow, second)
-
-
-@pytest.mark.long
-async def test_an_owner_that_slept_past_its_session_counts_nothing_twice(tmp_path: Path) -> None:
-    async with flowing(tmp_path) as (it, flow):
-        arguments = [
-            *counting(it),
-            "-p",
-            f"s4.coordination.folder={tmp_path / 'cluster'}",
-            "-p",
-            "s4.session.timeout=1000",
-            "-p",
-            "s4.cluster.gatherTimeout=5000",
-            "--nodes",
-            "2",
-        ]
-        async with s4_process(*arguments, cwd=tmp_path) as nodes:
-            await committing(it)
-            before = {folder: epochs.highest(folder) for folder in folders(it)}
-            asleep = children(nodes.pid)[0]
-            os.kill(asleep, signal.SIGSTOP)
-            await until(lambda: any(epochs.highest(f) > n for f, n in before.items()), "taken over")
-            await committing(it)
-            os.kill(asleep, signal.SIGCONT)
-            await committing(it)
-            await all_is_counted(it, flow, nodes)
 
 
 # what is counted by user is counted again by digit, in another task for most

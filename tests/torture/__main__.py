@@ -1,4 +1,8 @@
-"""``python -m torture``: tortures until ``--seconds`` are over; each round prints its seed."""
+"""``python -m torture``: clusters under an adversary, until ``--seconds`` are over.
+
+Each round has the next seed, and another scene unless one is named; it prints both. With
+``--kinds`` it does one round with these faults, each of which happens once.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +13,30 @@ import tempfile
 import time
 from pathlib import Path
 
-from torture import exact_run, log_run, machines_run, power_run, repartition_run, savepoint_run
-from torture.run import main
+from torture.cluster import SCENES, main
+from torture.faults import FAULTS
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(prog="torture", description=__doc__)
 parser.add_argument("--seed", type=int)
 parser.add_argument("--seconds", type=float, default=180)
-parser.add_argument("--round", type=float, default=15)
-parser.add_argument("--deaths", choices=("yes", "no", "both"), default="both")
-WHAT = ("cluster", "log", "exact", "power", "savepoint", "repartition", "machines", "all")
-parser.add_argument("--what", choices=WHAT, default="all")
-parser.add_argument("--kills", type=int, default=200, help="of the exact run, at least")
-parser.add_argument("--deeds", default=",".join(exact_run.DEEDS), help="of the exact run")
-parser.add_argument("--cuts", type=int, default=5, help="of the power")
-parser.add_argument("--rounds", type=int, default=10, help="of savepoints, and of partitions")
-parser.add_argument("--hits", type=int, default=5, help="of each point of a commit, at least")
+parser.add_argument("--round", type=float, default=90, help="seconds of a round (default: 90)")
+parser.add_argument("--scene", choices=SCENES)
+parser.add_argument("--kinds", default="", help="names of faults, with commas; ? lists them")
 options = parser.parse_args()
+kinds = [kind for kind in options.kinds.split(",") if kind]
+if unknown := [kind for kind in kinds if kind not in FAULTS]:
+    listed = "\n  ".join(f"{n} {sorted(f.needs)}" for n, f in FAULTS.items())
+    sys.exit(f"no kind of faults {unknown}; these are known, with what a scene needs:\n  {listed}")
 
 until = time.monotonic() + options.seconds
 seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10_000)
-
-
-def folder() -> Path:
-    """A new one."""
-    return Path(tempfile.mkdtemp(prefix="s4-torture-"))
-
-
+ordinary = [scene for scene in SCENES if scene != "machines"]
 held = True
-if options.what in ("exact", "all"):
-    deeds = options.deeds.split(",")
-    held = exact_run.main(seed, options.kills, options.hits, folder(), deeds)
-if held and options.what in ("power", "all"):
-    held = power_run.main(seed, options.cuts, folder())
-if held and options.what in ("savepoint", "all"):
-    held = savepoint_run.main(seed, options.rounds, folder())
-if held and options.what in ("repartition", "all"):
-    held = repartition_run.main(seed, options.rounds, folder())
-if options.what == "machines":  # which needs ZooKeeper, and root
-    held = machines_run.main(seed, options.seconds, folder())
-while held and options.what in ("cluster", "log", "all") and time.monotonic() < until:
-    deaths = options.deaths == "yes" or (options.deaths == "both" and seed % 2 == 1)
-    if options.what in ("cluster", "all"):
-        held = main(seed, options.round, deaths, folder())
-    if options.what in ("log", "all") and held:
-        held = log_run.main(seed, options.round, folder())
+while held and time.monotonic() < until:
+    scene = options.scene or ordinary[seed % len(ordinary)]
+    seconds = options.seconds if scene == "machines" else options.round
+    held = main(Path(tempfile.mkdtemp(prefix="s4-torture-")), scene, seed, seconds, kinds)
     seed += 1
+    if kinds:
+        break
 sys.exit(not held)

@@ -12,39 +12,7 @@ import trio
 from durable_lives import Lives
 from harness import NodeProcess, children, until
 
-from s4node.failpoints import POINTS
-
 pytestmark = pytest.mark.long
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_random(
-    tmp_path: Path, seed: int
-) -> None:
-    random = Random(seed)
-    lives = Lives(tmp_path, {})
-    sent = {"one": 15_000, "two": 15_000, "json": 10_000}
-    done: list[str] = []
-    enough = trio.Event()
-    with trio.fail_after(120):
-        async with trio.open_nursery() as nursery:
-
-            async def send(name: str) -> None:
-                await lives.send(name, sent[name], Random(f"{seed} {name}"), enough)
-                done.append(name)
-
-            for name in sent:
-                nursery.start_soon(send, name)
-            for _ in range(8):
-                async with lives.node() as process:
-                    await trio.sleep(random.random() * 0.8)
-                    await process.kill()
-            enough.set()
-            async with lives.node() as process:
-                await until(lambda: len(done) == len(sent), seconds=60)
-                await stop(process)
-    lives.check(sent)
 
 
 @pytest.mark.slow
@@ -87,35 +55,6 @@ async def test_events_count_once_when_containers_of_several_are_killed_and_taken
                     if taken_over >= 2 if paused else kills >= 6:
                         enough.set()
             await stop(process)
-    lives.check(sent)
-
-
-STEPS = [name for name in POINTS if name.startswith(("commit.", "claim."))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
-async def test_events_count_once_when_the_node_is_killed_at_a_step_of_a_commit(
-    tmp_path: Path, step: str
-) -> None:
-    lives = Lives(tmp_path, {"s4.cluster.partitions": "2"})
-    sent = {"one": 12_000}
-    done = trio.Event()
-    with trio.fail_after(100):
-        async with trio.open_nursery() as nursery:
-
-            async def send() -> None:
-                async with lives.producer("one", sent["one"], 0.02) as process:
-                    assert await process.wait() == 0, process.errors
-                    done.set()
-
-            nursery.start_soon(send)
-            for passing in (1, 2) if step.startswith("claim.") else (3, 8):
-                async with lives.node(ready=False, fault=f"{step}:{passing}") as process:
-                    assert await process.wait() == -signal.SIGKILL
-            async with lives.node() as process:
-                await done.wait()
-                await stop(process)
     lives.check(sent)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections import Counter
@@ -75,22 +74,3 @@ async def test_a_container_that_is_stopped_in_order_replays_nothing_when_it_is_s
             assert await process.wait() == 0
         assert len({each[0] for each in it.seen}) >= lives
         assert len(it.seen) == len({each[1:] for each in it.seen}) == total
-
-
-@pytest.mark.parametrize("app", ["tasks", "elements"])
-async def test_partitions_of_a_killed_member_go_on_at_its_last_commit_with_another(
-    tmp_path: Path, app: str
-) -> None:
-    total = 8000
-    async with bench(tmp_path, partitions=4) as it:
-        more = {"task.commit.ms": "20", "s4.coordination.folder": str(tmp_path / "cluster")}
-        arguments = [*it.arguments(app, **more), "--nodes", "2"]
-        await append(it.log, 0, total // 2, partitions=4)
-        async with s4_process(*arguments, cwd=tmp_path) as nodes:
-            await until(lambda: len({each[0] for each in it.seen}) == 2)
-            os.kill(int(it.seen[-1][0]), signal.SIGKILL)
-            await append(it.log, total // 2, total, partitions=4)
-            await until(lambda: len({each[1:] for each in it.seen}) == total)
-            nodes.signal(signal.SIGTERM)
-            assert await nodes.wait() == 0
-        assert it.offsets(app) == dict.fromkeys(range(4), total // 4)

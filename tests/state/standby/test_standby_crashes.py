@@ -10,39 +10,9 @@ import pytest
 from counting_flow import check_counts, counting, deploy_to_shop, flowing, shipped, shop_node
 from harness import NodeProcess, children, run_s4, s4_process, until
 
-from s4node.failpoints import POINTS
-
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-STEPS = [name for name in POINTS if name.startswith("standby.")]
 WITH = {"s4.state.standby": "1", "s4.state.checkpointInterval": "3000"}
-
-
-@pytest.mark.parametrize("step", STEPS)
-async def test_a_standby_that_is_killed_at_any_step_counts_on_exactly(
-    tmp_path: Path, step: str
-) -> None:
-    async with flowing(tmp_path) as (it, flow):
-        counting(it)
-        dying = f"{step}@{tmp_path / 'died'}"
-        async with (
-            s4_process(*shop_node(it, "node-a", **WITH), cwd=tmp_path) as first,
-            s4_process(*shop_node(it, "node-b", **WITH), cwd=tmp_path, fault=dying) as second,
-        ):
-            await deploy_to_shop(it)
-            await until(lambda: shipped(it)[0] > 400)
-            if step != "standby.finished":
-                await until((tmp_path / "died").exists, "its container dies")
-                await until(lambda: children(second.pid), "its container is back")
-            await until(lambda: any(tmp_path.glob("node-b/*/*/tasks/*/standby/complete")))
-            kill(first)
-            await first.process.wait()
-            before = shipped(it)[0]
-            await until((tmp_path / "died").exists, "its container dies")
-            await until(lambda: shipped(it)[0] > before + 800, "the standby has all")
-            await flow.end()
-            await until(lambda: shipped(it)[0] == flow.total)
-    check_counts(flow, shipped(it)[1])
 
 
 async def test_a_partition_moves_once_its_next_owner_has_followed_it(tmp_path: Path) -> None:

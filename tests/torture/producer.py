@@ -23,7 +23,7 @@ from s4node.process import log_setup
 from torture.exact import Order, order
 
 PATIENCE_SECONDS = 6.0
-SHUT_OUT = 3
+REPLACED_STATUS = 3
 """The exit status of a process that is not the last one of its name."""
 
 REPLACED = ("has connected again", "a program that was started later")
@@ -73,7 +73,7 @@ async def main(addresses: str, stream: str, name: str, notes: str, pause: str) -
                     if not any(word in str(error) for word in REPLACED):
                         raise
                     os.write(file, b"shut out\n")  # another process has our name
-                    os._exit(SHUT_OUT)
+                    os._exit(REPLACED_STATUS)
                 except (ConnectionRefused, StageBroken) as error:  # that one may be down
                     os.write(file, f"again: {error}\n".encode())
             os.write(file, f"sent {sent}\n".encode())
