@@ -162,18 +162,6 @@ class ZooKeeperEnsemble:
             server.kill()
 
 
-@contextmanager
-def zookeeper_ensemble(folder: Path) -> Iterator[ZooKeeperEnsemble]:
-    """Three running servers; killed at the end. Without Spark's jars the test is skipped."""
-    _check_jars()
-    ensemble = ZooKeeperEnsemble(folder)
-    try:
-        ensemble.start()
-        yield ensemble
-    finally:
-        ensemble.kill()
-
-
 def _check_jars() -> None:
     if not can_run_zookeeper():
         pytest.skip("ZooKeeper's jars are Spark's: make install-spark installs them")

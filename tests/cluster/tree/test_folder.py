@@ -322,7 +322,6 @@ async def test_who_can_give_no_sign_of_life_is_in_doubt_before_others_end_its_se
         monkeypatch.setattr(SessionFile, "beat", refuse)
         while await other.get("/mute") is not None:
             doubtful = mute.doubtful
-            await trio.sleep(0.001)
         assert doubtful
         await mute.lost.wait()
 
