@@ -72,10 +72,10 @@ MUTANTS = (
     ),
     Mutant(
         "the outbox forgets what has left",
-        "net/egress/transactional_outbox.py",
-        "            self.lanes[at].released = end\n",
-        "            self.lanes[at].released = end\n"
-        "            self.rows.drop_frames(self.lanes[at], list(self.lanes[at].frames))\n",
+        "net/egress/with_commit.py",
+        "            self.box.lanes[at].released = end\n",
+        "            self.box.lanes[at].released = end\n"
+        "            self.rows.drop_frames(self.box.lanes[at], list(self.box.lanes[at].frames))\n",
     ),
     Mutant(
         "a former owner overwrites the claim of the next one",
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "a savepoint whose cut is on one side only",
-        "net/egress/transactional_outbox.py",
+        "net/egress/settlements.py",
         "        for partition, number in cuts.items():\n",
         "        for partition, number in ():\n",
     ),

@@ -64,7 +64,7 @@ RIDDLES_LEFT = 0
 FORMER_WORDS = {
     "tell|tells|telling|told|untold|hear|hears|heard": 269,
     "depot|shipment": 0,
-    "front": 8,
+    "front": 7,
     "timetable": 0,
     "under_way": 2,
     "examination": 0,
@@ -106,8 +106,8 @@ PURE_MODULES = {
     "net.certificates": "identity",
     "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
-        "closed_layouts forwarding frame_builder lane outbox outbox_rows own_events refusal routes "
-        "spill staged_outbox stream_types subscriber transactional_outbox"
+        "closed_layouts frame_builder lane outbox outbox_rows own_events refusal release routes "
+        "settlements spill stream_types subscriber with_commit"
     ),
     "net.ingress": (
         "admission commit_rows flow peer_limits peer_rights producer_lane "

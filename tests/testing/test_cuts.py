@@ -14,7 +14,7 @@ from cluster_in_memory import Cluster, cluster, in_memory
 from s4node import App, Event, ProcessingElement, Stream
 from s4node.events.keys import Partitioner, crc32m
 from s4node.net.egress.outbox_rows import channels_of, sort_rows
-from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.egress.settlements import ReceiversCommits
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
@@ -36,7 +36,7 @@ def test_the_cuts_of_a_savepoint_hold_what_was_under_way_between_them(
 def test_without_the_cut_in_acknowledgements_events_are_missing_from_a_savepoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TransactionalOutbox, "take_cuts", lambda *_: None)
+    monkeypatch.setattr(ReceiversCommits, "take_cuts", lambda *_: None)
     found = [each for seed in range(4) for each in faults_of(folder, seed, upwards)]
     assert {kind for kind, *_ in found} == {"missing"}
 

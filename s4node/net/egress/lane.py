@@ -55,6 +55,8 @@ class Lane:
     released: int = wire.MAX_NUMBER  # frames from here on may not leave yet
     told_time: float = -math.inf  # the time that its owner was told
     told_idle: bool = False
+    ahead: int = 0  # the cut of its owner, if ours is older: settled after ours
+    settles: int = 0  # where that is
 
     def restore(self, frames: Sequence[OutgoingFrame], next_number: int) -> None:
         """Resume where an earlier life has stopped, with the frames that it has committed."""
@@ -132,7 +134,11 @@ class Lane:
         return frames
 
     def acknowledge(self, upto: int) -> list[OutgoingFrame]:
-        """Settle everything below ``upto``; return the frames that are no longer kept."""
+        """Settle everything below ``upto``, now or after our cut; return the frames that are no
+        longer kept."""
+        if self.ahead:
+            self.settles = max(self.settles, upto)
+            upto = min(upto, self.upto)
         waiting, settled = self.frames, []
         self.upto = max(self.upto, upto)
         if self.excepted.ranges:
@@ -190,6 +196,15 @@ class Settlement(Protocol):
     def takes(self, refusal: Refusal) -> bool:
         """Return True if refused or unsendable events are dealt with, else the caller has to."""
 
+    def take_cuts(self, cuts: Mapping[int, int]) -> None:
+        """Take the last cuts of owners, by partition."""
+
+    def contradicts(self, lane: Lane, position: wire.Position) -> str:
+        """Return why a lane cannot resume at its owner's position; empty if it can."""
+
+    def prevents_layout(self, answer: wire.Hello) -> str:
+        """Return why events cannot be routed again in the layout of an answer, or ""."""
+
 
 class Forget:
     """The settlement of an outbox whose events are forgotten."""
@@ -198,6 +213,14 @@ class Forget:
 
     def takes(self, refusal: Refusal) -> bool:  # noqa: ARG002
         return False
+
+    def take_cuts(self, cuts: Mapping[int, int]) -> None: ...
+
+    def contradicts(self, lane: Lane, position: wire.Position) -> str:  # noqa: ARG002
+        return ""
+
+    def prevents_layout(self, answer: wire.Hello) -> str:  # noqa: ARG002
+        return ""
 
 
 _SET_BACK_MS = 3_600_000

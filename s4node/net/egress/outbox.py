@@ -18,14 +18,14 @@ Rules
   accept) is refused here, with the node's own reason.
 - Frames without a verdict take at most ``WINDOW_BYTES``; further events wait unencoded. Callers
   check ``pending_bytes``, an estimate from one in some hundred events.
-- Frames are released when they are made, so they may leave at once. A TransactionalOutbox is the
-  same queue with another release: a commit. The settlement of an outbox says what is done with
-  events that have their verdict.
+- Frames may leave when they are made, or are ``committed``: then they are made for commits, and
+  leave with them. What releases events puts them here (:mod:`s4node.net.egress.release`). The
+  settlement of an outbox says what is done with events that have their verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
@@ -73,12 +73,11 @@ class Outbox:
 
     Later lives of a producer that ``returns`` may send everything again. ``checked``: an event with
     a value that is not of its field's type cannot be sent, as if the stream were one of a log.
+    ``committed``: events leave as part of a commit.
     ``put`` and ``extend`` only append; ``frames`` encodes events that may leave now. Counts are
     events: ``pending`` were never sent, ``unsettled`` have no verdict yet (pending included). An
     ``error`` says why nothing leaves any more; the first caller takes a ``warning``.
     """
-
-    committed = False  # events leave as part of a commit
 
     def __init__(
         self,
@@ -91,9 +90,11 @@ class Outbox:
         max_frame_bytes: int = 262_144,
         returns: bool = False,
         checked: bool = False,
+        committed: bool = False,
     ) -> None:
         self.stream = stream
         self.producer = producer
+        self.committed = committed
         self.settlement: Settlement = Forget()
         self.types = StreamTypes(stream, types, checked=checked)
         self.refusals = Refusals(stream)
@@ -105,7 +106,7 @@ class Outbox:
         self.repartitioned = False  # the reason of the error
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
-        self.latest = LatestTime(stream, by_commits=self.committed)
+        self.latest = LatestTime(stream, by_commits=committed)
         self.layout: int | None = None  # the number of the stream's layout, if it is durable
         self.closed: list[ClosedLayout] = []  # in which an earlier life's events are counted
         self.counted_before = 0  # events of earlier lives in layouts that have ended
@@ -164,8 +165,8 @@ class Outbox:
 
     @property
     def feeds(self) -> bool:
-        """True if waiting events may be made into frames."""
-        return self.frame_bytes < wire.WINDOW_BYTES
+        """True if waiting events may be made into frames now."""
+        return not self.committed and self.frame_bytes < wire.WINDOW_BYTES
 
     @property
     def in_flight(self) -> int:
@@ -191,7 +192,8 @@ class Outbox:
 
     def open_lanes(self, partitions: int, routing: str) -> None:
         """Open lanes before a node has answered; the caller routes with ``extend_lane``."""
-        self.lanes = [Lane(partition) for partition in range(partitions)]
+        released = 0 if self.committed else wire.MAX_NUMBER
+        self.lanes = [Lane(partition, released=released) for partition in range(partitions)]
         self.routing = routing
 
     def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
@@ -268,16 +270,13 @@ class Outbox:
             if lane.next_number < lane.known:  # a frame is settled as a whole or not
                 room = min(room, lane.known - lane.next_number)
             count = min(room, self.builder.max_events)
-            data = self._encode(lane, count, now_ms, flags, most_bytes)
+            data = self.encode(lane, count, now_ms, flags, most_bytes)
             if data is not None:
                 out.append(data)
                 budget -= len(data)
         return out
 
     # -- answers of owners -------------------------------------------------------------------
-
-    def take_cuts(self, cuts: Mapping[int, int]) -> None:
-        """Take the last cuts of owners, by partition; only transactional outboxes use them."""
 
     def take_answer(self, answer: wire.Hello, *, again: bool = False) -> str:
         """Learn partitions and types from a node's answer; return what is wrong with it, or "".
@@ -314,20 +313,18 @@ class Outbox:
     def _open_layout(self, answer: wire.Hello, layout: int | None) -> None:
         """Open the lanes that a node has told."""
         self.layout = layout
-        remembers = self._returns and layout is not None
-        self._order = PutOrder(answer.partitions) if remembers else None
+        self._order = PutOrder(answer.partitions) if self._returns and layout is not None else None
         self.open_lanes(answer.partitions, "")
         self._set_routing(answer)
 
     def _change_layout(self, answer: wire.Hello, layout: int, *, again: bool) -> str:
-        """Take another layout from a node; return what prevents it."""
+        """Take another layout from a node, or begin it with the events that do not count yet;
+        return what prevents it."""
         if self.layout is None or (layout < self.layout and answer.partitions == len(self.lanes)):
             self.layout = layout
             return ""
-        return self._begin_layout(answer, layout, again=again)
-
-    def _begin_layout(self, answer: wire.Hello, layout: int, *, again: bool) -> str:
-        """Begin a new layout with the events that do not count yet; return what prevents it."""
+        if problem := self.settlement.prevents_layout(answer):
+            return problem
         self.route()
         ended, *between = told_closings(answer.headers) or (Closing(()),)
         before, self.lanes = self.lanes, []
@@ -359,7 +356,7 @@ class Outbox:
         """Number waiting events of a lane of a layout that has ended that have been counted."""
         before = lane.next_number
         while lane.pending and lane.next_number < lane.known:
-            self._encode(lane, min(lane.known - lane.next_number, self.builder.max_events), 0, 0, 0)
+            self.encode(lane, min(lane.known - lane.next_number, self.builder.max_events), 0, 0, 0)
         self._settled_before += lane.next_number - before
 
     def _placing(self, partitions: int, turn: int = 0) -> Place:
@@ -381,21 +378,21 @@ class Outbox:
 
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
         """Resume a lane at its owner's position; return False if the outbox has failed."""
-        if self.error:
-            return False
-        self._settled(lane, lane.upto, lane.reopen(position, again=again))
-        return True
+        self.error = self.error or self.settlement.contradicts(lane, position)
+        if not self.error:
+            self.settle(lane, lane.upto, lane.reopen(position, again=again))
+        return not self.error
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
         if ruling.exceptions or ruling.shed:
             self._take_exceptions(lane, ruling)
         upto = min(ruling.upto, lane.next_number, lane.released)
-        self._settled(lane, lane.upto, lane.acknowledge(upto))
+        self.settle(lane, lane.upto, lane.acknowledge(upto))
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
             lane.rewind(ruling.expected)
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
+    def settle(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Drop settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
         for frame in frames:
             self.frame_bytes -= len(frame.data)
@@ -510,7 +507,7 @@ class Outbox:
         partition = -1 if lane is None else lane.partition
         self._refused(Refusal(self.stream, partition, -1, reason, unsent=True))
 
-    def _encode(self, lane: Lane, count: int, now_ms: int, flags: int, most: int) -> bytes | None:
+    def encode(self, lane: Lane, count: int, now_ms: int, flags: int, most: int) -> bytes | None:
         """Make a frame of the lane's next ``count`` events, of at most ``most`` bytes; None if
         refused or already settled."""
         build, routing, latest = self.builder.build, self.routing, self.latest
@@ -531,7 +528,7 @@ class Outbox:
         self.taken_out += built.events
         lane.next_number = end
         if end <= lane.known:
-            self._settled(lane, end, lane.acknowledge(end))
+            self.settle(lane, end, lane.acknowledge(end))
             return None
         lane.frames.append(OutgoingFrame(first, end, built.data))
         self.frame_bytes += len(built.data)

@@ -18,7 +18,7 @@ import msgspec
 
 from s4node.errors import StateError
 from s4node.events.schema import EventType, TypeDecl, class_of
-from s4node.net.egress.lane import Lane, OutgoingFrame
+from s4node.net.egress.lane import Forget, Lane, OutgoingFrame
 from s4node.net.egress.refusal import Refusal, Unsent
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
@@ -162,11 +162,11 @@ def sort_rows(channel: str, rows: Rows) -> SavedRows:
     return saved
 
 
-class ChannelRows:
+class ChannelRows(Forget):
     """The rows of ``channel`` in the ``changes`` of a task, for events of ``types``.
 
-    They are the settlement of its outbox. ``life`` names a channel that may be forgotten and made
-    anew. ``unsent`` events are reported with commits.
+    They are part of the settlement of its outbox. ``life`` names a channel that may be forgotten
+    and made anew. ``unsent`` events are reported with commits.
     """
 
     def __init__(self, channel: str, changes: Changes, types: StreamTypes, life: str) -> None:

@@ -407,7 +407,7 @@ class NodeRoute:
         if before and box.lanes is not before:
             routes.begin_layout()
         routes.durable = bool(answer.headers.get(wire.DURABLE) or answer.headers.get(wire.LOG))
-        box.take_cuts(wire.pairs(answer.headers, wire.SAVEPOINT))
+        box.settlement.take_cuts(wire.pairs(answer.headers, wire.SAVEPOINT))
         epoch, origin = _whole(answer.headers.get(wire.EPOCH)), _origin(answer)
         for position in answer.positions:
             if not 0 <= position.partition < len(box.lanes):
@@ -470,7 +470,7 @@ class NodeRoute:
         if verdict.error:
             box.error = verdict.error
         if verdict.headers:
-            box.take_cuts(wire.pairs(verdict.headers, wire.SAVEPOINT))
+            box.settlement.take_cuts(wire.pairs(verdict.headers, wire.SAVEPOINT))
         for ruling in verdict.rulings:
             if not 0 <= ruling.partition < len(box.lanes):
                 continue

@@ -26,7 +26,7 @@ from s4node.events.event_time import far_ahead
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
 from s4node.metrics.statistics import InputStatistics, StageStatistics
-from s4node.net.egress.forwarding import PassedOn
+from s4node.net.egress.settlements import PassedOn
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows
 from s4node.net.ingress.connection import Connection

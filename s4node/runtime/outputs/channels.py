@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 from s4node.app.stream import InputStream, Stream
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
+from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import Rows, channels_of, life_of, numbered
 from s4node.net.egress.own_events import OwnEvents
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.egress.with_commit import WithCommit
 from s4node.net.wire import frame as wire
 from s4node.runtime.task.task import Task
 from s4node.state.job import LIFE, SENT
@@ -70,11 +71,15 @@ class Unclaimed(NamedTuple):
 class Channel:
     """The path of a task's stream to other tasks, or to one consumer."""
 
-    outbox: TransactionalOutbox
+    release: WithCommit
     own: OwnEvents  # in no frame
     routes: Routes
     emitter: Emitter
     replaces: bool = False  # another channel, whose rows are still in the database
+
+    @property
+    def outbox(self) -> Outbox:
+        return self.release.box
 
 
 def channel_name(stream: str, consumer: str) -> str:
@@ -113,7 +118,7 @@ def is_near(channel: Channel, lane: Lane) -> bool:
     return lane.open or channel.emitter.is_near(channel.routes.route_of(lane))
 
 
-def headers_of_time(task: Task, stream: Stream, outbox: TransactionalOutbox) -> wire.Headers:
+def headers_of_time(task: Task, stream: Stream, outbox: Outbox) -> wire.Headers:
     """The headers of a hello that say who tells the time of a stream's events.
 
     Without one the task reports it with its commits. What it puts from streams without a time tells

@@ -40,6 +40,7 @@ from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import (
     Rows,
     SavedRows,
@@ -51,8 +52,9 @@ from s4node.net.egress.outbox_rows import (
 )
 from s4node.net.egress.own_events import OwnEvents
 from s4node.net.egress.routes import Routes
+from s4node.net.egress.settlements import ReceiversCommits
 from s4node.net.egress.spill import Spill
-from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.egress.with_commit import WithCommit
 from s4node.net.ingress.producer_lane import AT_ONCE, Effects
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import NO_CUTS, Cuts
@@ -174,12 +176,12 @@ class Exchange(FastExchange):
             self._channel(side, name, rows.get(name, ()))
         for name in rows.keys() - side.unclaimed.keys():
             channel, life = side.channels.get(name), life_of(rows[name])
-            if channel is None or channel.outbox.rows.life != life:
+            if channel is None or channel.release.rows.life != life:
                 side.remember(name, life, numbered(name, rows[name]))
                 forget(state.changes, rows[name])  # the consumer has gone since they were written
         for name, channel in side.channels.items():
-            saved = channel.outbox.rows.roll_back(state.changes, rows.get(name, ()))
-            channel.outbox.roll_back(saved)
+            saved = channel.release.rows.roll_back(state.changes, rows.get(name, ()))
+            channel.release.roll_back(saved)
             self._tell(channel)
             _give_back(side, name, channel, saved)
 
@@ -187,7 +189,7 @@ class Exchange(FastExchange):
         """Close the part of a task that another container takes over from its last commit."""
         side = self._sides.pop(task.partition)
         for name, channel in side.channels.items():
-            channel.outbox.rows.unsent.tell_lost()
+            channel.release.rows.unsent.tell_lost()
             self._tell(channel)
             self._close(side, name, channel)
 
@@ -227,19 +229,26 @@ class Exchange(FastExchange):
         life = life_of(rows) if rows else tokens.later() if consumer else ""
         cluster = self._config[settings.CLUSTER_NAME]
         fence: wire.Headers = {wire.FENCE: side.fence}
-        outbox = TransactionalOutbox(
+        outbox = Outbox(
             stream,
             f"{wire.TASK}{cluster}/{self._name}/{task.name}#{life or side.life}",
-            state.changes,
-            name,
-            partitions=0 if consumer else self._partitions,
             key=self._app.streams[stream].key if consumer else None,
-            bound=task_state.CHANGES_BYTES,
-            clock=now_ms,
-            life=life,
+            committed=True,
+            **outbox_options(self._app.streams[stream], self._config, saved=True),
+        )
+        settlement = ReceiversCommits(
+            outbox,
+            name,
+            state.changes,
+            life,
             home=task.partition,
             cuts=NO_CUTS if consumer else self._cuts,
-            **outbox_options(self._app.streams[stream], self._config, saved=True),
+        )
+        release = WithCommit(
+            settlement,
+            partitions=0 if consumer else self._partitions,
+            bound=task_state.CHANGES_BYTES,
+            clock=now_ms,
         )
         headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
         headers = {**headers, **headers_of_time(task, self._app.streams[stream], outbox)}
@@ -247,13 +256,13 @@ class Exchange(FastExchange):
         emitter = self.emitter
         if consumer:
             emitter = self._outputs.senders[stream].emitters[consumer]
-        own = OwnEvents(self._app.name, task.partition, outbox.rows, state.database)
-        channel = side.channels[name] = Channel(outbox, own, routes, emitter)
-        saved = outbox.rows.restore(rows)
-        outbox.restore(saved)
+        own = OwnEvents(self._app.name, task.partition, settlement, state.database)
+        channel = side.channels[name] = Channel(release, own, routes, emitter)
+        saved = settlement.restore(rows)
+        release.restore(saved)
         _give_back(side, name, channel, saved)
-        if outbox.holds:  # with what an earlier owner has left
-            self._pipeline.watch(stream, (task.partition, name), outbox)
+        if release.holds:  # with what an earlier owner has left
+            self._pipeline.watch(stream, (task.partition, name), release)
         emitter.add(routes)
         owners, epoch, origin = self._owners
         if owners and not consumer:
@@ -274,9 +283,9 @@ class Exchange(FastExchange):
     def _forget_channel(self, side: Side, name: str, sent: int) -> None:
         """Nothing more is sent on a channel, and its rows go with the next commit."""
         channel = side.channels.pop(name)
-        side.remember(name, channel.outbox.rows.life, sent)
+        side.remember(name, channel.release.rows.life, sent)
         self._close(side, name, channel)
-        for row in (*channel.outbox.all_rows(), *channel.own.rows()):
+        for row in (*channel.release.all_rows(), *channel.own.rows()):
             side.state.changes.put(row, None)
 
     def _close(self, side: Side, name: str, channel: Channel) -> None:
@@ -302,7 +311,7 @@ class Exchange(FastExchange):
         ``sender``."""
         side = self._sides[home]
         channel = side.channels.get(stream) or self._channel(side, stream)
-        channel.outbox.extend_lane(partition, events, sender)
+        channel.release.put(events, partition, sender=sender)
         self._after_put(side, stream, stream, channel)
 
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
@@ -313,21 +322,21 @@ class Exchange(FastExchange):
         for consumer in sender.consumers:
             name = channel_name(stream, consumer)
             channel = side.channels.get(name) or self._channel(side, name)
-            channel.outbox.extend(events)
+            channel.release.put(events)
             self._after_put(side, stream, name, channel)
 
     def _after_put(self, side: Side, stream: str, name: str, channel: Channel) -> None:
         """After a put: hold the streams that lead to a full channel, and have a commit soon."""
-        if channel.outbox.holds:
-            self._pipeline.watch(stream, (side.task.partition, name), channel.outbox)
+        if channel.release.holds:
+            self._pipeline.watch(stream, (side.task.partition, name), channel.release)
             self._effects.commits[side.task.partition] = AT_ONCE  # nothing leaves before that
-        elif channel.outbox.unreleased:
+        elif channel.release.unreleased:
             self._effects.commit_within(side.task.partition, 0.0)
 
     @property
     def idle(self) -> bool:
         """True if all events between tasks are committed by their receivers."""
-        return all(one.outbox.idle for one in self._all() if one.emitter is self.emitter)
+        return all(one.release.idle for one in self._all() if one.emitter is self.emitter)
 
     @property
     def moving(self) -> bool:
@@ -335,7 +344,7 @@ class Exchange(FastExchange):
         return any(
             is_near(channel, lane)
             for channel in self._all()
-            if not channel.outbox.idle
+            if not channel.release.idle
             for lane in channel.outbox.lanes
             if lane.frames or lane.pending
         )
@@ -353,8 +362,8 @@ class Exchange(FastExchange):
                 self._replace_channels(side)
         for channel in self._all():
             outbox = channel.outbox
-            if outbox.rows.shrank:
-                outbox.rows.shrank = False
+            if channel.release.rows.shrank:
+                channel.release.rows.shrank = False
                 passing("outbox.settled")
             self._tell(channel)
             if outbox.error and not outbox.repartitioned:
@@ -369,20 +378,20 @@ class Exchange(FastExchange):
             outbox = channel.outbox
             if not outbox.repartitioned:
                 continue
-            events = channel.outbox.uncounted_events()
+            events = channel.release.rows.uncounted_events()
             log.warning("a consumer has a new number of partitions; events that it has not "
                         "counted are routed again", stream=outbox.stream, task=side.task.name,
                         consumer=parts_of(name)[1], events=len(events))  # fmt: skip
             self._forget_channel(side, name, sum(lane.upto for lane in outbox.lanes))
             new = self._channel(side, name)
             new.replaces = True
-            new.outbox.extend(events)
+            new.release.put(events)
             self._effects.commits[side.task.partition] = AT_ONCE
 
     def _tell(self, channel: Channel) -> None:
         """Report events that were refused, or could not be encoded."""
         stage = SENDER if channel.emitter is self.emitter else REMOTE_SENDER
-        for refusal in channel.outbox.take_refusals():
+        for refusal in channel.release.take_refusals():
             self._refusals.report(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
@@ -405,7 +414,7 @@ class Exchange(FastExchange):
 
     def awaited(self, task: Task) -> bool:
         """Return True if events that a task has put wait for a commit of the task."""
-        return any(channel.outbox.unreleased for channel in self._channels(task))
+        return any(channel.release.unreleased for channel in self._channels(task))
 
     def _channels(self, task: Task) -> Collection[Channel]:
         side = self._sides.get(task.partition)
@@ -416,7 +425,7 @@ class Exchange(FastExchange):
         side = self._sides.get(task.partition)
         if side is None:
             return False
-        if any(one.outbox.changed or one.own.spill.tails for one in side.channels.values()):
+        if any(one.release.changed or one.own.spill.tails for one in side.channels.values()):
             return True
         return _moved(task) != side.moved and (side.own_rows or bool(task.own_events()))
 
@@ -438,7 +447,7 @@ class Exchange(FastExchange):
                 channel.outbox.latest.coming = time
                 channel.outbox.latest.coming_idle = stream in task.processor.times.puts.idle
         for stream, channel in side.channels.items():
-            channel.outbox.begin_commit()
+            channel.release.begin_commit()
             channel.own.begin_commit([*own.get(stream, ()), *channel.outbox.unrouted])
         side.committing = True
         side.own_rows = bool(own)
@@ -451,7 +460,7 @@ class Exchange(FastExchange):
         """
         for stream in streams:
             channel = side.channels.get(stream)
-            if channel is None or channel.outbox.unreleased or channel.outbox.leaving:
+            if channel is None or channel.release.unreleased or channel.release.leaving:
                 continue
             channel.outbox.latest.nothing_sent_before(now_ms() / 1000)
             channel.outbox.latest.reach_at_once(side.task.processor.times.puts.times[stream])
@@ -459,11 +468,11 @@ class Exchange(FastExchange):
 
     def encode(self, task: Task) -> bool:
         """Encode a part of the events of the commit; return False if none are left."""
-        return any(one.outbox.encode() or one.own.encode() for one in self._channels(task))
+        return any(one.release.encode() or one.own.encode() for one in self._channels(task))
 
     def leaves(self, task: Task) -> bool:
         """Return True if events may leave when the current commit is written."""
-        return any(channel.outbox.leaving for channel in self._channels(task))
+        return any(channel.release.leaving for channel in self._channels(task))
 
     def end_commit(self, task: Task, *, written: bool) -> None:
         side = self._sides.get(task.partition)
@@ -477,7 +486,7 @@ class Exchange(FastExchange):
         if leaving:
             passing("outbox.release")
         for channel in side.channels.values():
-            channel.outbox.end_commit(written=written)
+            channel.release.end_commit(written=written)
             channel.replaces = channel.replaces and not written
             self._tell(channel)  # no answer will come if nothing is left to send
         for channel in side.channels.values() if written else ():
@@ -490,7 +499,7 @@ def _give_back(side: Side, name: str, channel: Channel, saved: SavedRows) -> Non
     """Give events that are in no frame back to the task, or to the outbox of a consumer."""
     own = channel.own.restore(saved, trio.current_time())
     if parts_of(name)[1]:
-        channel.outbox.wait_again(own)
+        channel.release.wait_again(own)
     elif own:
         side.left[name] = own
         side.own_rows = True

@@ -25,10 +25,10 @@ from s4node.errors import S4Error
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.forwarding import PassedOn, Receipts
 from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.release import AtOnce, ByExecutor
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.staged_outbox import StagedOutbox
+from s4node.net.egress.settlements import PassedOn, Receipts
 from s4node.net.wire import frame as wire
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
@@ -77,9 +77,9 @@ class Members:
         refusals: Refusals,
     ) -> None:
         self.emitter = emitter
-        self.outboxes: dict[str, StagedOutbox] = {}
+        self.outboxes: dict[str, ByExecutor] = {}
         self._forwarders: dict[str, Receipts] = {}
-        self._routed: list[tuple[Outbox, Routes]] = []
+        self._routed: list[tuple[AtOnce, Routes]] = []
         self._config = config
         self._pipeline = pipeline
         self._producer = f"{node}-{incarnation}"  # another host's container may have our name
@@ -90,27 +90,27 @@ class Members:
             options = outbox_options(stream, config)
             if not isinstance(stream, OutputStream):
                 stage = pipeline.sender(stream.name, remote=False)
-                outbox = StagedOutbox(stage, stream.name, self._producer, **options)
-                self.outboxes[stream.name] = outbox
-                self._lead(outbox)
+                release = ByExecutor(Outbox(stream.name, self._producer, **options), stage)
+                self.outboxes[stream.name] = release
+                self._lead(release)
             if isinstance(stream, InputStream):
                 carrier = Outbox(stream.name, f"{self._producer}-{_CARRIER}", **options)
                 self._forwarders[stream.name] = Receipts(carrier)
-                self._lead(carrier, wire.ANSWER_NOW)
+                self._lead(AtOnce(carrier), wire.ANSWER_NOW)
 
-    def _lead(self, outbox: Outbox, flags: int = 0) -> None:
+    def _lead(self, release: AtOnce, flags: int = 0) -> None:
         """Route an outbox to the partitions of the other members."""
-        outbox.open_lanes(self._partitions, wire.ROUTED)
+        release.box.open_lanes(self._partitions, wire.ROUTED)
         headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
-        routes = Routes(outbox, self._incarnation, headers=headers, flags=flags)
-        self._routed.append((outbox, routes))
+        routes = Routes(release.box, self._incarnation, headers=headers, flags=flags)
+        self._routed.append((release, routes))
         self.emitter.add(routes)
 
     def assign(self, view: View, ours: Collection[int]) -> None:
         """Route events to the current owners of partitions; ``ours`` run here."""
-        for outbox, routes in self._routed:
+        for release, routes in self._routed:
             owners = [
-                "" if partition in ours and not outbox.behind(partition) else owner
+                "" if partition in ours and not release.behind(partition) else owner
                 for partition, owner in enumerate(view.owners)
             ]
             self.emitter.assign(routes, owners, view.epoch, view.origin)
@@ -124,7 +124,7 @@ class Members:
 
     def unsettled(self, stream: str) -> int:
         """The number of events of a stream that their owners have not acknowledged."""
-        return sum(box.unsettled for box, _ in self._routed if box.stream == stream)
+        return sum(each.unsettled for each, _ in self._routed if each.box.stream == stream)
 
     def forward(self, batch: EventBatch) -> None:
         """Forward a producer's batch for a partition that another member runs."""
@@ -139,7 +139,7 @@ class Members:
         outbox = self.outboxes[stream]
         if not waits and outbox.full:
             self._pipeline.spill(stream, outbox.stage)
-        dropped = outbox.offer(events, trio.current_time(), partition)
+        dropped = outbox.put(events, partition, trio.current_time())
         if outbox.holds:
             self._pipeline.watch(stream, "sender", outbox)
         self.emitter.wake()
@@ -162,7 +162,7 @@ class Members:
     def heard(self) -> None:
         """Handle news of members; raises S4Error if one does not accept a stream."""
         for outbox in self.outboxes.values():
-            for refusal in outbox.refusals.drain():
+            for refusal in outbox.box.refusals.drain():
                 self._refusals.report(SENDER, refusal)
         for routes in self.emitter.carried:
             carried = routes.outbox

@@ -30,8 +30,9 @@ from s4node.config.config import Config
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.release import ByExecutor, Mark
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.staged_outbox import Mark, StagedOutbox
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.remote_sender import RemoteSender
@@ -140,9 +141,9 @@ class OutputStreams:
     def _connect(self, sender: RemoteSender, consumer: str, stream: Stream) -> None:
         stage = self._pipeline.sender(stream.name, remote=True)
         options = outbox_options(stream, self._config)
-        outbox = StagedOutbox(stage, stream.name, self._producer, key=stream.key, **options)
+        outbox = Outbox(stream.name, self._producer, key=stream.key, **options)
         routes = Routes(outbox, self._incarnation)
-        sender.connect(consumer, self._emitters[consumer], outbox, routes)
+        sender.connect(consumer, self._emitters[consumer], ByExecutor(outbox, stage), routes)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Connect to the consumers; ``nursery`` also runs those that come later."""

@@ -28,8 +28,8 @@ from s4node.errors import EventError, WouldBlock
 from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import checked_watermark
+from s4node.net.egress.release import ByExecutor, Mark
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.staged_outbox import Mark, StagedOutbox
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.stages.executors import REMOTE_SENDER
 
@@ -41,7 +41,7 @@ class _Consumer(NamedTuple):
 
     emitter: Emitter
     routes: Routes
-    outbox: StagedOutbox
+    release: ByExecutor
 
 
 class RemoteSender:
@@ -76,22 +76,20 @@ class RemoteSender:
     def consumers(self) -> tuple[str, ...]:
         return tuple(self._consumers)
 
-    def connect(
-        self, consumer: str, emitter: Emitter, outbox: StagedOutbox, routes: Routes
-    ) -> None:
-        """Send every further event to ``consumer``, through ``outbox`` and ``routes``."""
-        self._consumers[consumer] = _Consumer(emitter, routes, outbox)
+    def connect(self, consumer: str, emitter: Emitter, release: ByExecutor, routes: Routes) -> None:
+        """Send every further event to ``consumer``, through ``release`` and ``routes``."""
+        self._consumers[consumer] = _Consumer(emitter, routes, release)
         emitter.add(routes)
         if self._time > -math.inf:
-            outbox.tell_time(self._time)
+            release.tell_time(self._time)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
         """Remove ``consumer``; return how many events it had not acknowledged."""
         counted = self.statistics()[consumer]
-        emitter, routes, outbox = self._consumers.pop(consumer)
+        emitter, routes, release = self._consumers.pop(consumer)
         emitter.remove(routes)
-        left = outbox.unsettled
+        left = release.unsettled
         shed = Counter(counted.shed)
         if left:
             shed[_GONE] += left
@@ -110,8 +108,8 @@ class RemoteSender:
         """The consumers with a new number of partitions and nothing unacknowledged from here."""
         return [
             name
-            for name, (_, _, outbox) in self._consumers.items()
-            if outbox.repartitioned and not outbox.unsettled
+            for name, (_, _, release) in self._consumers.items()
+            if release.box.repartitioned and not release.unsettled
         ]
 
     def passed_by(self, count: int) -> None:
@@ -130,14 +128,14 @@ class RemoteSender:
         if not self._consumers:
             self.unheard += count
         now = trio.current_time()
-        for emitter, _, outbox in self._consumers.values():
-            dropped = outbox.offer(events, now)
+        for emitter, _, release in self._consumers.values():
+            dropped = release.put(events, -1, now)
             if dropped:
-                reason = outbox.stage.executor.reason
+                reason = release.stage.executor.reason
                 self._refusals.dropped(REMOTE_SENDER, self.stream, dropped, reason)
             least, most = min(least, dropped), max(most, dropped)
             emitter.wake()
-            if outbox.stage.depth:
+            if release.stage.depth:
                 self._nudge()
         self.sent += count - least
         self.dropped += most
@@ -148,11 +146,11 @@ class RemoteSender:
     def pump(self, now: float) -> float | None:
         """Send events that have waited for a token; return when to call again, or None."""
         dues = []
-        for emitter, _, outbox in self._consumers.values():
-            if outbox.stage.depth:
-                if outbox.pump(now):
+        for emitter, _, release in self._consumers.values():
+            if release.stage.depth:
+                if release.pump(now):
                     emitter.wake()
-                dues.append(outbox.due(now))
+                dues.append(release.due(now))
         if dues:
             self._make_room()
         return min((due for due in dues if due is not None), default=None)
@@ -160,30 +158,30 @@ class RemoteSender:
     @property
     def depth(self) -> int:
         """The number of events that wait for the slowest cluster."""
-        return max((outbox.depth for _, _, outbox in self._consumers.values()), default=0)
+        return max((release.depth for _, _, release in self._consumers.values()), default=0)
 
     @property
     def full(self) -> bool:
         """True if tasks and sources have to wait."""
-        return any(outbox.holds for _, _, outbox in self._consumers.values())
+        return any(release.holds for _, _, release in self._consumers.values())
 
     holds = full
 
     @property
     def full_for(self) -> list[str]:
         """The consumers whose stages are full."""
-        return [name for name, (_, _, outbox) in self._consumers.items() if outbox.holds]
+        return [name for name, (_, _, release) in self._consumers.items() if release.holds]
 
     @property
     def pressure(self) -> float:
         """How full the stage of the slowest cluster is; ``send`` waits from 1 on."""
-        return max((outbox.pressure for _, _, outbox in self._consumers.values()), default=0.0)
+        return max((release.pressure for _, _, release in self._consumers.values()), default=0.0)
 
     def statistics(self) -> dict[str, StageStatistics]:
         """The stage of each consumer, including those that have gone."""
         found = dict(self._gone)
-        for name, (_, _, outbox) in self._consumers.items():
-            told, before = outbox.statistics(), self._gone.get(name)
+        for name, (_, _, release) in self._consumers.items():
+            told, before = release.statistics(), self._gone.get(name)
             if before is not None:
                 shed = dict(Counter(told.shed) + Counter(before.shed))
                 told = replace(told, admitted=told.admitted + before.admitted, shed=shed)
@@ -194,17 +192,17 @@ class RemoteSender:
     def unsettled(self) -> dict[str, int]:
         """The unacknowledged events of each consumer that has any and accepts the stream."""
         return {
-            name: outbox.unsettled
-            for name, (_, _, outbox) in self._consumers.items()
-            if outbox.unsettled and not outbox.error
+            name: release.unsettled
+            for name, (_, _, release) in self._consumers.items()
+            if release.unsettled and not release.box.error
         }
 
     def marks(self) -> list[tuple[str, Mark]]:
         """A mark for each consumer after the events put so far."""
         return [
-            (name, outbox.mark())
-            for name, (_, _, outbox) in self._consumers.items()
-            if outbox.unsettled
+            (name, release.mark())
+            for name, (_, _, release) in self._consumers.items()
+            if release.unsettled
         ]
 
     async def send(self, events: Sequence[Any]) -> int:
@@ -228,19 +226,19 @@ class RemoteSender:
     def watermark(self, time: float) -> None:
         """Tell consumers, also later ones, that events from now on are not older than ``time``."""
         self._time = max(self._time, checked_watermark(time, clocks.wall()))
-        for emitter, _, outbox in self._consumers.values():
-            outbox.tell_time(self._time)
+        for emitter, _, release in self._consumers.values():
+            release.tell_time(self._time)
             emitter.wake()
 
     def news(self) -> None:
         """Handle news of consumers: report refusals, and let waiting sources go on."""
-        for _, _, outbox in self._consumers.values():
-            if outbox.stage.depth:
+        for _, _, release in self._consumers.values():
+            if release.stage.depth:
                 self._nudge()  # there may be room for them now
-            for refusal in outbox.refusals.drain():
+            for refusal in release.box.refusals.drain():
                 self._refusals.report(REMOTE_SENDER, refusal)
-            if outbox.error:
-                raise EventError(f"stream {self.stream!r}: {outbox.error}")
+            if release.box.error:
+                raise EventError(f"stream {self.stream!r}: {release.box.error}")
         self._make_room()
 
     def _make_room(self) -> None:

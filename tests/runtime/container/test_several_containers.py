@@ -341,7 +341,8 @@ async def test_a_container_that_takes_a_partition_over_processes_what_it_had_sen
             there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
             members, name = staying.parts.members, "words" if on_its_way == "inside" else "clicks"
             boxes = {one: each.box for one, each in members._forwarders.items()}
-            way = (members.outboxes if on_its_way == "inside" else boxes)[name]
+            outboxes = {one: each.box for one, each in members.outboxes.items()}
+            way = (outboxes if on_its_way == "inside" else boxes)[name]
             if on_its_way == "forwarded":
                 texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
                 await stream.send_many(texts)

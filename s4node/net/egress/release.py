@@ -1,8 +1,9 @@
-"""An outbox with a stage in front: events leave as the sender's executor allows. Pure.
+"""When the events of an outbox may leave: at once, or as an executor allows. Pure.
 
 Rules
-- Events go straight into the lanes while the executor allows it and no earlier events wait. Events
-  in the stage leave in order, when there are tokens.
+- A task's events leave with its commits: :mod:`s4node.net.egress.with_commit`.
+- By an executor, events go straight into the lanes while it allows that and no earlier events wait.
+  Events in the stage leave in order, when there are tokens.
 - The depth counts events in the stage and events in lanes that were never sent; the bytes of the
   latter are estimated from a sample.
 - A watermark that a source reports is sent after the events that the source has put before it.
@@ -20,18 +21,59 @@ from msgspec.structs import replace
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.refusal import Refusal
 from s4node.stages.stage import Stage
 
 
-class StagedOutbox(Outbox):
-    """An outbox behind ``stage``; the other arguments are those of any outbox."""
+class AtOnce:
+    """The release of the events of ``box``, which may leave as soon as there is credit."""
 
-    def __init__(self, stage: Stage, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, box: Outbox) -> None:
+        self.box = box
+
+    @property
+    def unsettled(self) -> int:
+        """The number of events without a verdict, sent or not."""
+        return self.box.unsettled
+
+    @property
+    def holds(self) -> bool:
+        """True if tasks and sources of this process have to wait before they put more."""
+        return False
+
+    @property
+    def has_staged(self) -> bool:
+        """True if events wait for an allowance, or for room in the outbox."""
+        return False
+
+    def behind(self, partition: int) -> bool:
+        """Return True if events for a partition are still on their way."""
+        return self.box.behind(partition)
+
+    def put(self, events: Sequence[Any], partition: int = -1, now: float = 0.0) -> int:  # noqa: ARG002
+        """Put events for a partition, or by routing if -1; return how many were dropped."""
+        if partition >= 0:
+            self.box.extend_lane(partition, events)
+            return 0
+        for cls in set(map(type, events)):
+            self.box.types.declare(cls)
+        self.box.extend(events)
+        return 0
+
+    def take_refusals(self) -> list[Refusal]:
+        """The events since the last call that receivers refused, or that could not be sent."""
+        return self.box.refusals.drain() if self.box.refusals.waiting else []
+
+
+class ByExecutor(AtOnce):
+    """The release of events that the executor of ``stage`` allows to leave."""
+
+    def __init__(self, box: Outbox, stage: Stage) -> None:
+        super().__init__(box)
         self.stage = stage
         self._executor = stage.executor
         self._staged: Counter[int] = Counter()
-        self._times: deque[tuple[int, float]] = deque()  # each with the events offered before it
+        self._times: deque[tuple[int, float]] = deque()  # each with the events taken before it
 
     @property
     def capacity(self) -> int:
@@ -45,16 +87,15 @@ class StagedOutbox(Outbox):
     @property
     def depth(self) -> int:
         """The number of events that were never sent."""
-        return self.stage.depth + self.pending
+        return self.stage.depth + self.box.pending
 
     @property
     def bytes(self) -> int:
         """Their approximate bytes in memory."""
-        return self.stage.bytes + self.pending_bytes
+        return self.stage.bytes + self.box.pending_bytes
 
     @property
     def holds(self) -> bool:
-        """True if tasks and sources of this process have to wait before they put more."""
         part = self._executor.waits_from
         return self.depth >= self.capacity * part or self.bytes >= self.max_bytes * part
 
@@ -66,14 +107,17 @@ class StagedOutbox(Outbox):
 
     @property
     def unsettled(self) -> int:
-        return self.stage.depth + super().unsettled
+        return self.stage.depth + self.box.unsettled
+
+    @property
+    def has_staged(self) -> bool:
+        return bool(self.stage.depth)
 
     def mark(self) -> Mark:
-        """A mark after all events offered so far."""
+        """A mark after all events taken so far."""
         return Mark(self)
 
     def behind(self, partition: int) -> bool:
-        """Return True if events for a partition are still on their way."""
         return bool(super().behind(partition) or self._staged[partition])
 
     @property
@@ -86,8 +130,7 @@ class StagedOutbox(Outbox):
         """True while full: only the app itself puts events here, and it waits then."""
         return self.full
 
-    def offer(self, events: Sequence[Any], now: float, partition: int = -1) -> int:
-        """Take events for a partition, or by routing if -1; return how many were dropped."""
+    def put(self, events: Sequence[Any], partition: int = -1, now: float = 0.0) -> int:
         stage, count = self.stage, len(events)
         room = count
         if stage.overflow is None and not self._executor.withholds:
@@ -102,7 +145,7 @@ class StagedOutbox(Outbox):
         elif not must_wait and self._executor.allowance(now) >= room:
             self._executor.left(room)
             stage.admitted += room
-            self._pass(events, partition)
+            super().put(events, partition)
         else:
             share = list(events)
             self._staged[partition] += room
@@ -111,7 +154,7 @@ class StagedOutbox(Outbox):
         return count - room
 
     def tell_time(self, time: float) -> None:
-        """Tell receivers that what is offered from now on is not older than ``time``."""
+        """Tell receivers that what is taken from now on is not older than ``time``."""
         if self._times and self._times[-1][0] == self.stage.admitted:
             self._times.pop()
         self._times.append((self.stage.admitted, time))
@@ -121,7 +164,7 @@ class StagedOutbox(Outbox):
         """Move events to the lanes as allowed; return True if any moved."""
         moved = False
         stage = self.stage
-        while stage.depth and self.pending < self.capacity:
+        while stage.depth and self.box.pending < self.capacity:
             allowed = self._executor.allowance(now)
             if allowed <= 0:
                 break
@@ -135,14 +178,14 @@ class StagedOutbox(Outbox):
             stage.release(len(part), batch.bytes if ended else 0)
             if ended:
                 stage.head = None
-            self._pass(part, batch.partition)
+            super().put(part, batch.partition)
             moved = True
         self._pass_times()
         return moved
 
     def due(self, now: float) -> float | None:
         """When to pump again; None if nothing waits, or the outbox must send first."""
-        if not self.stage.depth or self.pending >= self.capacity:
+        if not self.stage.depth or self.box.pending >= self.capacity:
             return None
         return self._executor.next_at(now)
 
@@ -152,48 +195,40 @@ class StagedOutbox(Outbox):
             self.stage.statistics(),
             depth=self.depth,
             bytes=self.bytes,
-            in_flight=self.in_flight,
+            in_flight=self.box.in_flight,
         )
 
     def _pass_times(self) -> None:
         passed = self.stage.admitted - self.stage.depth
         while self._times and self._times[0][0] <= passed:
-            self.latest.reach_at_once(self._times.popleft()[1])
-
-    def _pass(self, events: Sequence[Any], partition: int) -> None:
-        if partition >= 0:
-            self.extend_lane(partition, events)
-            return
-        for cls in set(map(type, events)):
-            self.types.declare(cls)
-        self.extend(events)
+            self.box.latest.reach_at_once(self._times.popleft()[1])
 
 
 class Mark:
-    """A mark after all events that had been offered when it was made."""
+    """A mark after all events that had been taken when it was made."""
 
-    __slots__ = ("_admitted", "_ends", "_layout", "_outbox")
+    __slots__ = ("_admitted", "_ends", "_layout", "_release")
 
-    def __init__(self, outbox: StagedOutbox) -> None:
-        self._outbox = outbox
-        self._admitted = outbox.stage.admitted
+    def __init__(self, release: ByExecutor) -> None:
+        self._release = release
+        self._admitted = release.stage.admitted
         self._ends: list[int] | None = None
-        self._layout = outbox.layout
+        self._layout = release.box.layout
 
     @property
     def reached(self) -> bool:
         """True if all events before the mark have their verdict."""
-        outbox = self._outbox
-        if not outbox.unsettled or outbox.error:
+        release, box = self._release, self._release.box
+        if not release.unsettled or box.error:
             return True
-        if self._ends is None or self._layout != outbox.layout:
-            passed = outbox.stage.admitted - outbox.stage.depth
-            if passed < self._admitted or not outbox.lanes:
+        if self._ends is None or self._layout != box.layout:
+            passed = release.stage.admitted - release.stage.depth
+            if passed < self._admitted or not box.lanes:
                 return False  # some events have no lane yet
-            outbox.route()
-            self._layout = outbox.layout
-            self._ends = [lane.next_number + len(lane.pending) for lane in outbox.lanes]
+            box.route()
+            self._layout = box.layout
+            self._ends = [lane.next_number + len(lane.pending) for lane in box.lanes]
         return all(
             lane.upto >= end or (lane.upto == lane.next_number and not lane.pending)
-            for lane, end in zip(outbox.lanes, self._ends, strict=True)
+            for lane, end in zip(box.lanes, self._ends, strict=True)
         )

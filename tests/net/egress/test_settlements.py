@@ -5,8 +5,8 @@ from __future__ import annotations
 from lanes import TICK, Tick, answer, headers_of, route_of, ticks
 
 from s4node.events.event import EventBatch
-from s4node.net.egress.forwarding import Receipts
 from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.settlements import Receipts
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire

@@ -10,8 +10,9 @@ import trio
 from s4node import GenericEvent
 from s4node.errors import EventError
 from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.outbox import Outbox
+from s4node.net.egress.release import ByExecutor
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.staged_outbox import StagedOutbox
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.stages.executors import REMOTE_SENDER, StageSettings
@@ -65,11 +66,11 @@ def sender() -> RemoteSender:
 BLOCKS = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
 
 
-def connect(one: RemoteSender, consumer: str, settings: StageSettings = BLOCKS) -> StagedOutbox:
+def connect(one: RemoteSender, consumer: str, settings: StageSettings = BLOCKS) -> Outbox:
     """Have it consume the stream, and take nothing."""
     emitter = Emitter([], credentials=None, queue_size=100, on_news=lambda: None)
-    outbox = StagedOutbox(Stage(settings), "totals", "app", types=[GenericEvent])
-    one.connect(consumer, emitter, outbox, Routes(outbox, "1"))
+    outbox = Outbox("totals", "app", types=[GenericEvent])
+    one.connect(consumer, emitter, ByExecutor(outbox, Stage(settings)), Routes(outbox, "1"))
     return outbox
 
 

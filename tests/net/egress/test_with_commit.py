@@ -13,10 +13,12 @@ from s4node import Event
 from s4node.errors import SpillError, StateError
 from s4node.events.event import EventBatch
 from s4node.events.schema import EventType
+from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import Rows, SavedRows, begin_anew, channels_of, life_of
 from s4node.net.egress.own_events import OwnEvents
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.egress.settlements import ReceiversCommits
+from s4node.net.egress.with_commit import WithCommit
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
@@ -67,7 +69,7 @@ def test_committed_events_arrive_once_and_in_order_whatever_happens(moves: list[
         if move == "put":
             partition, size = arguments
             put[partition] += range(count, count + size)
-            life.outbox.extend_lane(partition, [Click(n) for n in range(count, count + size)])
+            life.release.put([Click(n) for n in range(count, count + size)], partition)
             count += size
         elif move == "own":
             own = [*own[1:], count, count + 1]
@@ -93,17 +95,17 @@ def test_committed_events_arrive_once_and_in_order_whatever_happens(moves: list[
             own = safe_own
             assert read(life.own) == own
             receiver.open(life)
-        life.outbox.validate()
+        life.release.validate()
         if not life.committing:
-            assert life.outbox.unreleased == (sum(map(len, put)) > sum(safe))
+            assert life.release.unreleased == (sum(map(len, put)) > sum(safe))
         elif sum(map(len, put)) > sum(begun):
-            assert life.outbox.unreleased
+            assert life.release.unreleased
         for partition, taken in enumerate(receiver.taken):
             assert taken == put[partition][: len(taken)]
             assert len(taken) <= safe[partition], "it left before its commit"
     assert receiver.taken == put
     receiver.commit(life)
-    assert life.outbox.idle
+    assert life.release.idle
     life.commit()
     assert not [key for key, _ in database.outbox if key[:1] in b"fo"]
 
@@ -112,7 +114,7 @@ def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
     database, receiver = Database(), Receiver()
     life = Life(database)
     receiver.open(life)
-    life.outbox.extend_lane(1, [Click(n) for n in range(5)])
+    life.release.put([Click(n) for n in range(5)], 1)
     life.commit()
     receiver.receive(life)
     receiver.commit(life)
@@ -120,7 +122,7 @@ def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
     again = Life(database)
     assert again.outbox.lanes[1].next_number == 5
     receiver.open(again)
-    again.outbox.extend_lane(1, [Click(5)])
+    again.release.put([Click(5)], 1)
     again.commit()
     receiver.receive(again)
     assert receiver.taken[1] == [0, 1, 2, 3, 4, 5]
@@ -163,10 +165,10 @@ def test_spilled_events_come_back_in_order_as_of_the_last_commit(moves: list[Any
 def test_events_put_before_any_answer_are_saved_and_then_routed() -> None:
     database = Database()
     life = Life(database, partitions=0)
-    life.outbox.extend([Click(n) for n in range(3)])
+    life.release.put([Click(n) for n in range(3)])
     life.commit()
     life = Life(database, partitions=0)
-    life.outbox.extend([Click(3)])
+    life.release.put([Click(3)])
     receiver = Receiver()
     receiver.open(life)
     life.commit()
@@ -177,21 +179,21 @@ def test_events_put_before_any_answer_are_saved_and_then_routed() -> None:
     again = Life(database, partitions=0)
     assert len(again.outbox.lanes) == PARTITIONS  # they are known now
     assert sum(lane.next_number for lane in again.outbox.lanes) == 4
-    again.outbox.extend([Click(4)])
+    again.release.put([Click(4)])
     again.commit()
-    for row in (*again.outbox.all_rows(), *again.own_events.rows()):
+    for row in (*again.release.all_rows(), *again.own_events.rows()):
         database.rows.pop(row, None)
     assert not database.outbox
 
 
 def test_events_before_an_answer_are_saved_by_any_commit_and_ask_for_one_after_it() -> None:
     life = Life(Database(), partitions=0)
-    out = life.outbox
+    out = life.release
     asks: list[tuple[bool, bool]] = []
     for step in (
-        lambda: out.extend([Click(0)]),
+        lambda: out.put([Click(0)]),
         life.commit,
-        lambda: out.extend([Click(1)]),
+        lambda: out.put([Click(1)]),
         life.begin,
         lambda: life.end(written=False),
         life.commit,
@@ -207,7 +209,7 @@ def test_events_before_an_answer_are_saved_by_any_commit_and_ask_for_one_after_i
 def test_events_that_wait_for_an_answer_are_measured_in_every_life() -> None:
     database = Database()
     life = Life(database, partitions=0)
-    life.outbox.extend([Click(n) for n in range(100)])
+    life.release.put([Click(n) for n in range(100)])
     assert life.outbox.unsettled_bytes > 100
     assert life.outbox.unsettled == 100
     life.commit()
@@ -219,15 +221,15 @@ def test_events_that_wait_for_an_answer_are_measured_in_every_life() -> None:
 def test_a_rollback_forgets_uncommitted_events() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
-    life.outbox.extend_lane(0, [Click(n) for n in range(6)])
+    life.release.put([Click(n) for n in range(6)], 0)
     life.commit([Click(100)])
     receiver.receive(life)
     receiver.commit(life)  # the rows are still there
-    life.outbox.extend_lane(0, [Click(n) for n in range(20, 27)])
-    life.outbox.extend_lane(1, [Click(30)])
+    life.release.put([Click(n) for n in range(20, 27)], 0)
+    life.release.put([Click(30)], 1)
     assert life.roll_back(channels_of(life.database.outbox)["digits"]) == [Click(100)]
-    life.outbox.validate()
-    life.outbox.extend_lane(0, [Click(6)])
+    life.release.validate()
+    life.release.put([Click(6)], 0)
     life.commit()
     receiver.receive(life)
     assert receiver.taken[0] == [0, 1, 2, 3, 4, 5, 6]
@@ -240,17 +242,17 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     """Whose rows a commit was to have removed, which was not written."""
     database = Database()
     before = Life(database, partitions=0, life="a")
-    before.outbox.extend([Click(n) for n in range(9)])
+    before.release.put([Click(n) for n in range(9)])
     Receiver().open(before)
     before.commit()
     assert life_of(database.outbox) == "a"
     rows = channels_of(database.outbox)["digits"]
     database.rows.clear()
     life = Life(database, partitions=0, life="b")
-    life.outbox.extend([Click(0)])
+    life.release.put([Click(0)])
     assert life.roll_back(rows) == []
-    assert life.outbox.idle
-    life.outbox.extend([Click(20), Click(21)])
+    assert life.release.idle
+    life.release.put([Click(20), Click(21)])
     receiver = Receiver()
     receiver.open(life)
     database.rows.update((task_row(OUTBOX, key), value) for key, value in rows)
@@ -260,7 +262,7 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     assert sorted(n for taken in receiver.taken for n in taken) == [20, 21]
     again = Life(database, partitions=0, life="b")
     assert sum(lane.next_number for lane in again.outbox.lanes) == 2
-    for row in (*again.outbox.all_rows(), *again.own_events.rows()):
+    for row in (*again.release.all_rows(), *again.own_events.rows()):
         database.rows.pop(row, None)
     assert not database.outbox
 
@@ -268,7 +270,7 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
 def test_what_waited_is_put_again_by_the_first_commit_of_another_life() -> None:
     database, receiver = Database(), Receiver()
     before = Life(database, partitions=0, cls=Older, life="a")
-    before.outbox.extend([Older(n) for n in range(9)])
+    before.release.put([Older(n) for n in range(9)])
     receiver.open(before)
     before.commit()
     changes = Changes()
@@ -277,7 +279,7 @@ def test_what_waited_is_put_again_by_the_first_commit_of_another_life() -> None:
     database.write(*changes.rows_to_write())
     for _ in range(2):  # of which the first dies before its commit
         life = Life(database, partitions=0, life="b")
-        life.outbox.extend([Click(9)])
+        life.release.put([Click(9)])
     receiver.open(life)
     life.commit()
     receiver.receive(life)
@@ -300,7 +302,7 @@ def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
 def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
-    life.outbox.extend_lane(0, [Click(n) for n in range(4)])
+    life.release.put([Click(n) for n in range(4)], 0)
     life.commit()
     receiver.receive(life)
     receiver.commit(life)
@@ -314,7 +316,7 @@ def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None
 def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_there() -> None:
     database, receiver = Database(), Receiver()
     before = Life(database, cls=Older)
-    before.outbox.extend_lane(0, [Older(n) for n in range(3)])
+    before.release.put([Older(n) for n in range(3)], 0)
     before.commit([Older(7)])
     life = Life(database)
     assert life.own == [Click(7)]
@@ -332,7 +334,7 @@ def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_ther
 def test_frames_of_an_earlier_version_are_announced_where_something_is_spilled_too() -> None:
     database, receiver = Database(), Receiver()
     before = Life(database, cls=Older)
-    before.outbox.extend_lane(0, [Older(n) for n in range(3)])
+    before.release.put([Older(n) for n in range(3)], 0)
     before.spill([Older(7)])
     before.commit()
     older, newer = EventType(Older).declaration, EventType(Click).declaration
@@ -360,11 +362,11 @@ def test_saved_events_that_cannot_be_read_are_an_error_with_the_stream() -> None
 def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_leave() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
-    life.outbox.extend_lane(0, [Click(0), Click(1, object()), Click(2)])
+    life.release.put([Click(0), Click(1, object()), Click(2)], 0)
     life.commit([Click(3), Click(4, object())])
     receiver.receive(life)
     assert receiver.taken[0] == [0, 2]
-    assert sum(each.count for each in life.outbox.take_refusals()) == 1
+    assert sum(each.count for each in life.release.take_refusals()) == 1
     assert Life(life.database).own == [Click(3)]
 
 
@@ -372,25 +374,25 @@ def test_an_unsendable_event_is_reported_once_by_the_commit_that_would_have_it()
     life = Life(Database())
 
     def put_again() -> None:
-        life.outbox.extend_lane(0, [Click(0), Click(1, object()), Click(2), Click(3), Click(4)])
-        assert life.outbox.take_refusals() == []  # it is known, for a frame was made
+        life.release.put([Click(0), Click(1, object()), Click(2), Click(3), Click(4)], 0)
+        assert life.release.take_refusals() == []  # it is known, for a frame was made
 
     put_again()
     life.roll_back(channels_of(life.database.outbox).get("digits", ()))
     put_again()
     life.begin()
-    life.outbox.extend_lane(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
+    life.release.put([Click(5, object()), *(Click(number) for number in range(6, 12))], 0)
     life.end(written=False)
-    assert life.outbox.take_refusals() == []
+    assert life.release.take_refusals() == []
     life.begin()
-    life.outbox.extend_lane(0, [Click(12, object()), *(Click(number) for number in range(13, 20))])
+    life.release.put([Click(12, object()), *(Click(number) for number in range(13, 20))], 0)
     life.end(written=True)
-    (told,) = life.outbox.take_refusals()
+    (told,) = life.release.take_refusals()
     assert (told.count, told.unsent) == (2, True)
     life.commit()
-    assert [each.count for each in life.outbox.take_refusals()] == [1]
+    assert [each.count for each in life.release.take_refusals()] == [1]
     life.commit()
-    assert life.outbox.take_refusals() == []
+    assert life.release.take_refusals() == []
 
 
 def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> None:
@@ -399,17 +401,17 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     life.commit([Click(1, object()), Click(2), Click(3, object())])  # the first was processed
     life.begin([Click(3, object())])
     life.end(written=False)
-    assert life.outbox.take_refusals() == []  # they may come yet
+    assert life.release.take_refusals() == []  # they may come yet
     assert life.roll_back(channels_of(life.database.outbox)["digits"]) == [Click(2)]
-    (told,) = life.outbox.take_refusals()
+    (told,) = life.release.take_refusals()
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
     life.commit([Click(2), Click(4, object())])
-    life.outbox.rows.unsent.tell_lost()
-    assert [each.count for each in life.outbox.take_refusals()] == [1]
+    life.rows.unsent.tell_lost()
+    assert [each.count for each in life.release.take_refusals()] == [1]
     life.commit()
-    life.outbox.rows.unsent.tell_lost()
-    assert life.outbox.take_refusals() == []
+    life.rows.unsent.tell_lost()
+    assert life.release.take_refusals() == []
 
 
 def test_the_wait_of_spilled_events_counts_from_their_arrival_or_the_start() -> None:
@@ -491,19 +493,14 @@ class Life:
         self.changes = Changes()
         rows = channels_of(database.outbox)
         assert rows.keys() <= {"digits"}
-        outbox = self.outbox = TransactionalOutbox(
-            "digits",
-            "~c/a/Partition 0#1",
-            self.changes,
-            "digits",
-            partitions=partitions,
-            types=[cls],
-            max_frame_events=frame,
-            life=life,
+        outbox = self.outbox = Outbox(
+            "digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame, committed=True
         )
-        self.own_events = OwnEvents("counts", HOME, outbox.rows, database.rows)
-        saved = outbox.rows.restore(rows.get("digits", ()))
-        outbox.restore(saved)
+        self.rows = ReceiversCommits(outbox, "digits", self.changes, life)
+        self.release = WithCommit(self.rows, partitions=partitions)
+        self.own_events = OwnEvents("counts", HOME, self.rows, database.rows)
+        saved = self.rows.restore(rows.get("digits", ()))
+        self.release.restore(saved)
         self.own = self._give_back(saved)
         routes = Routes(outbox)
         self.route = routes.to(ADDRESS)
@@ -515,33 +512,33 @@ class Life:
         events = self.own_events.restore(saved, now)
         if self.partitions:
             return events
-        self.outbox.wait_again(events)
+        self.release.wait_again(events)
         return []
 
     def roll_back(self, rows: Rows, now: float = 0.0) -> list[Any]:
         self.changes = Changes()
-        saved = self.outbox.rows.roll_back(self.changes, rows)
-        self.outbox.roll_back(saved)
+        saved = self.rows.roll_back(self.changes, rows)
+        self.release.roll_back(saved)
         return self._give_back(saved, now)
 
     def encode(self) -> bool:
-        return self.outbox.encode() or self.own_events.encode()
+        return self.release.encode() or self.own_events.encode()
 
     def begin(self, own: Sequence[Any] = ()) -> None:
-        self.outbox.begin_commit()
+        self.release.begin_commit()
         self.own_events.begin_commit([*own, *self.outbox.unrouted])
         self.changes.begin_commit()
         self.committing = True
 
     def end(self, *, written: bool) -> None:
         while self.encode():
-            self.outbox.validate()
+            self.release.validate()
         if written:
             self.database.write(*self.changes.rows_to_write())
             self.changes.written()
         else:
             self.changes.failed()
-        self.outbox.end_commit(written=written)
+        self.release.end_commit(written=written)
         self.committing = False
 
     def spill(self, events: list[Any], offered_at: float = 0.0) -> None:
