@@ -90,6 +90,17 @@ async def until_told(
     raise AssertionError(f"within {seconds:g} s it was never what was wanted: {why or answer}")
 
 
+async def until_still(look: Callable[[], T], seconds: float = 0.3) -> T:
+    """Return what ``look()`` gives, once it has given the same for so long."""
+    found, since = look(), trio.current_time()
+    with trio.fail_after(DEADLINE):
+        while trio.current_time() - since < seconds:
+            await trio.sleep(0.01)
+            if (now := look()) != found:
+                found, since = now, trio.current_time()
+    return found
+
+
 def filled(disk: Path) -> Path:
     """The file that takes all that is left on a small disk."""
     ballast = disk / "ballast"

@@ -564,17 +564,6 @@ async def test_a_container_that_dies_or_hangs_is_replaced(
         await until(lambda: len(printed(one, two)) == 6)
 
 
-async def test_a_killed_node_comes_back_under_its_name_with_its_apps(folder: Path) -> None:
-    async with node(folder, "one") as one:
-        await deploy(folder, write_app(folder, "counter", "v1"))
-        await one.kill()
-        async with node(folder, "one") as again:
-            await run_on(folder, "one")
-            await click(again.address, "ann")
-            await until(lambda: printed(again) == ["v1 ann 1"])
-            assert len(list((folder / "shared" / "nodes").iterdir())) == 1
-
-
 async def test_clients_of_a_killed_node_go_on_when_it_has_come_back(folder: Path) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     (folder / "relay.py").write_text(RELAY)

@@ -211,29 +211,6 @@ async def test_a_savepoint_at_a_url_is_taken_of_a_stopped_app_exported_and_remov
         assert list(it.folder.glob("shipped/default/counter/savepoints/files/*")) == []
 
 
-@pytest.mark.parametrize("step", ["savepoint.cut", "savepoint.kept"])
-async def test_a_container_that_dies_amid_a_savepoint_leaves_none_and_goes_on(
-    it: Shop, step: str
-) -> None:
-    async with it.totals() as totals:
-        async with (
-            it.counter(totals, fault=f"{step}:2") as counter,
-            Client(counter.address, producer="p") as client,
-        ):
-            await it.send(client, 0, 500)
-            failed = await it.s4(
-                "savepoint", "take", "counter", "--name", "one", "--timeout", "2", ends=1
-            )
-        assert "no savepoint of 'counter' was taken" in failed.errors
-        assert list(it.job.glob("savepoints/*")) == []
-        async with it.counter(totals) as counter:
-            async with Client(counter.address, producer="p") as client:
-                await it.send(client, 500, 700)
-            await it.s4("savepoint", "take", "counter", "--name", "two")
-            await it.until_total(700)
-        assert it.counts("counter") == counts(range(700))
-
-
 async def test_a_savepoint_of_tasks_that_cannot_commit_says_why(it: Shop) -> None:
     it.url = (it.folder / "shipped").as_uri()
     async with it.totals() as totals, it.counter(totals) as counter:

@@ -6,7 +6,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ import trio
 
 pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 
+import kafka_clicks
 from harness import plain_errors, running, s4_process, until
 from input_systems import dies
 from kafka_broker import Broker, lacking, running_broker
+from kafka_clicks import Clicks
 
 from s4node.errors import (
     CheckpointError,
@@ -32,25 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
-
-COUNT = """
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-    number: int = 0
-
-class Count(ProcessingElement):
-    numbers: list[int] = []
-    def on_event(self, click: Click) -> None:
-        self.numbers.append(click.number)
-
-class Clicks(App):
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="kafka")
-
-app = Clicks("clicks")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +63,7 @@ async def test_records_of_transactions_count_once_while_the_app_and_the_broker_a
 ) -> None:
     broker.create(topic, 4)
     truth = put_transactions(broker, topic, range(200), partitions=4)
-    path = tmp_path / "clicks.py"
-    path.write_text(COUNT)
-    command = ["run", path, "--listen", "tcp://127.0.0.1:0"]
+    command = ["run", kafka_clicks.__file__, "--listen", "tcp://127.0.0.1:0"]
     command += [word for name, text in settings.items() for word in ("-p", f"{name}={text}")]
     draw = random.Random(7)
     for turn in range(4):
@@ -96,11 +76,11 @@ async def test_records_of_transactions_count_once_while_the_app_and_the_broker_a
             assert process.process.returncode is None, process.errors
             await process.kill()
         truth.update(put_transactions(broker, topic, range(200 + 50 * turn, 250 + 50 * turn), 4))
-    assert await counted(path, settings, truth) == truth
+    assert await counted(settings, truth) == truth
 
 
 async def test_one_partition_of_a_compacted_topic_counts_its_records_once(
-    broker: Broker, topic: str, settings: dict[str, str], tmp_path: Path
+    broker: Broker, topic: str, settings: dict[str, str]
 ) -> None:
     """Offsets have holes, and a commit may come amid a batch."""
     soon = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.01"}
@@ -118,48 +98,41 @@ async def test_one_partition_of_a_compacted_topic_counts_its_records_once(
     producer.flush(30)
     truth["joe", 3000] = 1
     await until(lambda: broker.count(topic) < 5000, "the broker has compacted", seconds=60)
-    path = tmp_path / "clicks.py"
-    path.write_text(COUNT)
     more = {
         **settings,
         "task.drop.deserialization.errors": "true",
         "streams.clicks.tombstones": "skip",
     }
-    assert await counted(path, more, truth) == truth
+    assert await counted(more, truth) == truth
 
 
 async def test_a_topic_that_is_made_anew_or_trimmed_stops_the_app(
-    broker: Broker, topic: str, settings: dict[str, str], tmp_path: Path
+    broker: Broker, topic: str, settings: dict[str, str]
 ) -> None:
     broker.create(topic, 1)
     truth = put(broker, topic, range(10))
-    path = tmp_path / "clicks.py"
-    path.write_text(COUNT)
-    assert await counted(path, settings, truth) == truth
+    assert await counted(settings, truth) == truth
     put(broker, topic, range(10, 30))
     broker.trim(topic, 0, 20)
     with dies(InputLost, match="offset 10, but the oldest event is at 20"):
-        async with running(app_of(path), settings):
+        async with running(Clicks("clicks"), settings):
             await trio.sleep_forever()
     broker.delete(topic)
     broker.create(topic, 1)
     put(broker, topic, range(40))
     with dies(CheckpointError, match="kafka.clicks was deleted and made anew under its name"):
-        async with running(app_of(path), settings):
+        async with running(Clicks("clicks"), settings):
             await trio.sleep_forever()
 
 
 async def test_a_bounded_input_ends_where_it_ended_at_the_start(
-    broker: Broker, topic: str, settings: dict[str, str], tmp_path: Path
+    broker: Broker, topic: str, settings: dict[str, str]
 ) -> None:
     broker.create(topic, 2)
     truth = put_transactions(broker, topic, range(60), partitions=2)
-    path = tmp_path / "clicks.py"
-    path.write_text(COUNT)
-    app = app_of(path)
     bounded = {**settings, "streams.clicks.samza.bounded": "true"}
     with plain_errors():
-        async with running(app, bounded) as container:
+        async with running(Clicks("clicks"), bounded) as container:
             feeds = container.replay.consumers._feeds
             await until(lambda: [feed.ended for feed in feeds.values()] == [True, True])
             put(broker, topic, range(60, 70))
@@ -190,34 +163,22 @@ async def test_a_bounded_input_ends_where_it_ended_at_the_start(
 async def test_what_is_wrong_with_its_settings_is_said_at_once(
     broker: Broker,
     settings: dict[str, str],
-    tmp_path: Path,
     more: dict[str, str],
     error: type[Exception],
     said: str,
 ) -> None:
-    path = tmp_path / "clicks.py"
-    path.write_text(COUNT)
     with dies(error, match=said):
-        async with running(app_of(path), {**settings, **more}):
+        async with running(Clicks("clicks"), {**settings, **more}):
             await trio.sleep_forever()
 
 
 # -- set-up ---------------------------------------------------------------------------------------
 
 
-def app_of(path: Path) -> Any:
-    spec = util.spec_from_file_location("clicks_of_kafka", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.app
-
-
-async def counted(path: Path, settings: dict[str, str], truth: Counter[Any]) -> Counter[Any]:
+async def counted(settings: dict[str, str], truth: Counter[Any]) -> Counter[Any]:
     """What the app has counted once it has as many numbers as the truth."""
     with plain_errors():
-        async with running(app_of(path), settings) as container:
+        async with running(Clicks("clicks"), settings) as container:
             await until(lambda: numbers_of(container).total() >= truth.total(), "all are counted")
             return numbers_of(container)
     raise AssertionError

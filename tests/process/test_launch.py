@@ -85,25 +85,6 @@ async def test_more_nodes_than_partitions_leave_spares_of_which_one_takes_over(
         assert str(spare) in began
 
 
-async def test_a_killed_container_s_partitions_are_taken_over_and_it_comes_back_as_a_spare(
-    tmp_path: Path,
-) -> None:
-    async with launched(tmp_path, "--nodes", "2") as process:
-        await click_all(process.address)
-        await until(lambda: len(process.stdout) == len(USERS))
-        victim, survivor = counts(process)
-        os.kill(victim, signal.SIGKILL)
-        await gone(victim)
-        await click_all(process.address)
-        await until(lambda: len(process.stdout) == 2 * len(USERS))
-        after = counts(process)
-        assert after[survivor] == 2 * len(USERS) - after[victim]
-        os.kill(survivor, signal.SIGKILL)  # now the spare takes over
-        await click_all(process.address)
-        await until(lambda: len(process.stdout) == 3 * len(USERS))
-        assert counts(process)[survivor] == after[survivor]
-
-
 async def test_a_container_that_stops_with_events_that_nobody_took_fails_the_command(
     tmp_path: Path,
 ) -> None:

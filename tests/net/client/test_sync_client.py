@@ -18,6 +18,7 @@ from harness import (
     running,
     together,
     until,
+    until_still,
 )
 from recording_app import LARGE, MOST, SMALL, RecordingApp, clicks
 from shared_apps import Buy, Click, HoldingApp
@@ -263,12 +264,7 @@ async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
 
         nursery.start_soon(in_thread, work)
         await until(lambda: sent >= 500)
-        last, since = -1, trio.current_time()
-        while trio.current_time() - since < 0.5:  # until it has stood still for a while
-            if sent != last:
-                last, since = sent, trio.current_time()
-            await trio.sleep(0.01)
-        assert sent < 2000
+        assert await until_still(lambda: sent, seconds=0.5) < 2000
         noted.may_go_on.set()
     assert noted.numbers == list(range(10_000))
 
@@ -291,11 +287,8 @@ async def test_the_sync_client_waits_when_large_events_take_too_much_memory() ->
         async with trio.open_nursery() as nursery:
             nursery.start_soon(in_thread, work)
             await until(lambda: sent > MOST - 100)
-            before = -1
-            while sent != before:  # until it waits
-                before = sent
-                await trio.sleep(0.2)
-            assert MOST - 100 < sent < MOST + 22  # so many are handed over at a time
+            # so many are handed over at a time
+            assert MOST - 100 < await until_still(lambda: sent) < MOST + 22
             noted.may_go_on.set()
     assert noted.numbers == list(range(1000))
 

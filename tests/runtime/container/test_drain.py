@@ -429,16 +429,14 @@ async def test_a_consumer_that_comes_back_while_an_app_drains_gets_what_was_put_
 
 
 @pytest.mark.long
-async def test_peers_that_say_nothing_keep_a_stopping_node_for_a_second_at_most() -> None:
+async def test_peers_that_say_nothing_do_not_keep_a_stopping_node_for_the_time_of_a_drain() -> None:
     seen: list[int] = []
-    async with running(noting(seen)) as node:
+    async with running(noting(seen), {"task.shutdown.ms": "600000"}) as node:
         port = int(node.address.rsplit(":", 1)[1])
         stranger = await trio.open_tcp_stream("127.0.0.1", port)
         deaf = await trio.to_thread.run_sync(RawPeer, node.address)
         await deaf.open("clicks", "raw", Click)
         await until(lambda: len(node.listener.connections) == 2)
-        began = trio.current_time()
-    assert trio.current_time() - began < 3
     await stranger.aclose()
     await deaf.close()
 

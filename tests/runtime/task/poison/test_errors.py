@@ -34,7 +34,7 @@ from log_nodes import log_at, read_all
 from saved_state import saved_instances, saved_rows
 from shared_apps import OnePE, counting
 
-from s4node import App, Client, Event, ProcessingElement, TaskApp
+from s4node import App, Client, Container, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, ProcessingError
 from s4node.events.keys import Partitioner
 from s4node.events.schema import JsonText
@@ -422,7 +422,7 @@ async def test_a_commit_waits_until_dead_letters_of_skipped_events_are_kept(
         graveyard.go_away()
         await until(lambda: container.tasks[0].failures.dead_letters_wait)
         progress = container.replay.consumers.progress[0][ssp(0)]
-        await trio.sleep(0.05)  # in which it could commit many times
+        await turned(container)  # it could commit in each
         assert progress.committed in (None, 0)  # where it begins, and nothing beyond
         graveyard.come_back()
         await until(lambda: progress.committed == 3)
@@ -451,7 +451,7 @@ async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_to
         system.put("clicks", 0, Click("joe", 1, True))
         system.end_partition("clicks", 0)
         await until(lambda: container.tasks[0].failures.dead_letters_wait)
-        await trio.sleep(0.05)  # in which it could commit many times
+        await turned(container)  # it could commit in each
         assert progress[0][ssp(0)].committed == 1
         assert not container.tasks[0].gate.end_notified
         graveyard.come_back()
@@ -531,3 +531,12 @@ async def test_an_app_that_ends_for_half_of_a_surrogate_pair_says_so() -> None:
             stream = await client.stream("clicks")
             await stream.send(Click("joe", 1))
             await trio.sleep_forever()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+async def turned(container: Container, turns: int = 5) -> None:
+    """Wait until the loop has had so many turns."""
+    wanted = container.parts.loop.turns + turns
+    await until(lambda: container.parts.loop.turns >= wanted)
