@@ -127,7 +127,7 @@ class Lives:
     async def send(self, name: str, count: int, random: Random, enough: trio.Event) -> None:
         """Have a producer send all, killing it again and again, at least until it is enough."""
         lives = 0
-        while lives < 5 or not enough.is_set():
+        while lives < 2 or not enough.is_set():
             async with self.producer(name, count, 0.01) as process:
                 with trio.move_on_after(0.3 + 0.2 * lives + random.random()):
                     await process.wait()

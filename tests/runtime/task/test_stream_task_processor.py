@@ -24,6 +24,7 @@ from tasks_in_every_way import (
     Job,
     Plain,
     committed,
+    crash_mode,
     every_mode,
     fill,
     nothing,
@@ -117,7 +118,7 @@ class Crash(Exception):  # noqa: N818 - it is none of ours
 
 
 @pytest.mark.parametrize("async_commit", ["false", pytest.param("true", marks=pytest.mark.long)])
-@every_mode
+@crash_mode
 async def test_at_whatever_moment_it_crashes_only_what_was_processed_is_committed(
     system: MemorySystem, settings: dict[str, str], mode: str, async_commit: str
 ) -> None:
