@@ -25,6 +25,7 @@ from harness import (
     raw_peer,
     running,
     until,
+    until_still,
 )
 from shared_apps import Buy, Click, NotingApp, handling
 from structlog.testing import capture_logs
@@ -892,12 +893,7 @@ async def test_a_stopped_node_makes_send_wait_and_loses_nothing(tmp_path: Path) 
         node.signal(signal.SIGSTOP)
         nursery.start_soon(feed)
         await until(lambda: stream.pressure >= 1)
-        last, since = -1, trio.current_time()
-        while trio.current_time() - since < 0.3:  # until it stands still
-            if sent != last:
-                last, since = sent, trio.current_time()
-            await trio.sleep(0.01)
-        assert sent < 3000
+        assert await until_still(lambda: sent) < 3000
         node.signal(signal.SIGCONT)
         await until(lambda: sent == 9999)
         assert await stream.flush() == []
