@@ -183,14 +183,15 @@ class Emitter:
 
         self._nursery.start_soon(carry)
 
-    def _heard(self) -> None:
+    def take_news(self) -> None:
+        """Handle news of a link."""
         for routes in self.carried:
             if routes.regrouped:
                 self._settle()
                 break
         self._on_news()
 
-    def _lost(self, link: Link) -> None:
+    def take_loss(self, link: Link) -> None:
         """Dial other nodes that may know the new owners of a lost peer's partitions."""
         for route in link.routes:
             for node in route.routes.nodes:
@@ -214,8 +215,7 @@ class Emitter:
                         route.address,
                         credentials=self._credentials,
                         queue_size=self._queue_size,
-                        on_news=self._heard,
-                        on_lost=self._lost,
+                        emitter=self,
                     )
                     link.insists = self._insists
                     if self._nursery is not None:

@@ -16,7 +16,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
@@ -38,12 +38,21 @@ _PATIENCE_SECONDS = 5.0
 _SECOND_MS = 1000
 
 
+class Carrying(Protocol):
+    """The owner of links, which carry its outboxes; it handles their news."""
+
+    def take_news(self) -> None:
+        """A verdict or hello has come, events have left the queues, or the peer has come."""
+
+    def take_loss(self, link: Link) -> None:
+        """The peer of a link has gone."""
+
+
 class Link:
     """A connection to the node at ``address`` for the routes of any number of outboxes.
 
-    ``on_news`` is called after a verdict or hello, when events have left the queues, and when the
-    peer has come. ``on_lost`` is called with the link when the peer has gone. ``last_drain`` is why
-    the node took no more events, as it said last, until it has taken some.
+    ``emitter`` handles the link's news. ``last_drain`` is why the node took no more events, as it
+    said last, until it has taken some.
     """
 
     def __init__(
@@ -52,8 +61,7 @@ class Link:
         *,
         credentials: Credentials | None,
         queue_size: int,
-        on_news: Callable[[], None],
-        on_lost: Callable[[Link], None],
+        emitter: Carrying,
     ) -> None:
         self.address = address
         self.routes: list[NodeRoute] = []
@@ -62,8 +70,7 @@ class Link:
         self.last_drain = ""
         self._dialled = DialledPeer(address, log, credentials)
         self.answers = self._dialled.answers
-        self.on_news = on_news
-        self._on_lost = on_lost
+        self._emitter = emitter
         self._socket: DialledPipe | None = None
         self._away_since = clocks.steady()
         self._control: list[bytes] = []
@@ -195,9 +202,9 @@ class Link:
                 log.info("connection lost; dialling again", address=self.address)
         self._sent.unpark_all()
         if connected:
-            self.on_news()
+            self._emitter.take_news()
         else:
-            self._on_lost(self)
+            self._emitter.take_loss(self)
 
     async def _warn(self) -> None:
         """Log once if the peer does not answer at the start."""
@@ -215,7 +222,7 @@ class Link:
             if data is not None:
                 self._take(data)
                 self.wake()
-                self.on_news()
+                self._emitter.take_news()
 
     def _take(self, data: bytes | None) -> None:
         """Take an envelope, and all others that have arrived."""
@@ -298,7 +305,7 @@ class Link:
         before = self._taken_out()
         sendable = together(route.sendable for route in self.routes)
         if self._taken_out() > before:
-            self.on_news()  # events without a key were refused here, which made room
+            self._emitter.take_news()  # events without a key were refused here, which made room
         time_due = self._time_due()
         if not sendable.events:
             self._hurry = False
@@ -341,7 +348,7 @@ class Link:
             self._unsent = wire.envelope(frames)
             self._push()
         if left:
-            self.on_news()  # there is room for waiting senders
+            self._emitter.take_news()  # there is room for waiting senders
 
     def _warn_of_one_lane(self, outbox: Outbox) -> None:
         why, outbox.warning = outbox.warning, None
