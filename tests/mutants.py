@@ -68,7 +68,7 @@ MUTANTS = (
         "an output is sent before its commit",
         "runtime/commit/task_commit.py",
         '            passing("commit.encoded")\n',
-        "            self._context.exchange.end_commit(self.task, written=True)\n",
+        "            self.channels.end_commit(written=True)\n",
     ),
     Mutant(
         "the outbox forgets what has left",

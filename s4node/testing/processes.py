@@ -99,14 +99,13 @@ def _no_app(stream: str, reads: bool) -> str:
 def is_busy(container: Container) -> bool:
     """Return True if events are on their way in a container, or from it."""
     parts = container.parts
-    sent = parts.exchange.statistics()
+    sent = parts.outputs.outboxes()
     return not parts.loop.idle or any(each.depth for each in sent) or bool(parts.outputs.owed())
 
 
 def waiting_in(container: Container) -> int:
     """The number of events that wait in a container, or on their way from it."""
-    replay = container.replay
-    sent = () if replay is None else replay.exchange.statistics()
+    sent = container.parts.outputs.outboxes() if container.tasks else ()
     stages = (s for task in container.tasks.values() for s in task.backlog.stages.values())
     return sum(each.depth for each in stages) + sum(each.depth for each in sent)
 

@@ -37,11 +37,6 @@ class AtOnce:
         return self.box.unsettled
 
     @property
-    def holds(self) -> bool:
-        """True if tasks and sources of this process have to wait before they put more."""
-        return False
-
-    @property
     def has_staged(self) -> bool:
         """True if events wait for an allowance, or for room in the outbox."""
         return False
@@ -96,6 +91,7 @@ class ByExecutor(AtOnce):
 
     @property
     def holds(self) -> bool:
+        """True if tasks and sources of this process have to wait before they put more."""
         part = self._executor.waits_from
         return self.depth >= self.capacity * part or self.bytes >= self.max_bytes * part
 

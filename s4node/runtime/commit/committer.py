@@ -56,7 +56,6 @@ class Committer:
         self._folder = folder
         self._context = context
         self._producers = context.producers
-        self._exchange = context.exchange
         self._remote_job = remote_job
         self._savepoints = savepoints_of(folder, remote_job)
         self._sync = sync
@@ -187,11 +186,11 @@ class Committer:
         commits = self._tasks.get(task.partition)
         return commits is not None and (commits.writing or commits.changed)
 
-    def _patience(self, task: Task) -> float:
+    def _patience(self, commits: TaskCommits) -> float:
         """For how many seconds others can wait for a commit of a task; infinity if none waits."""
-        if self._exchange.awaited(task):
+        if commits.channels.awaited:
             return 0.0
-        return self._producers.patience(task.partition)
+        return self._producers.patience(commits.task.partition)
 
     def writes(self, task: Task) -> bool:
         return self._tasks[task.partition].writing
@@ -244,7 +243,7 @@ class Committer:
         elif not self._finishing:
             if commits.again:
                 commits.task.want_commit()
-            elif (patience := self._patience(commits.task)) < math.inf:
+            elif (patience := self._patience(commits)) < math.inf:
                 commits.task.await_commit(patience)
             self._loop.wake(commits.task)  # the end of its inputs may wait for the commit
         self._quiet.unpark_all()

@@ -16,7 +16,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.events.event import LIVE, GenericEvent
-from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.systems.registry import Systems
 
 
@@ -60,13 +60,13 @@ class DeadLetterStream:
         self._systems[system]  # raises if there is none
         return system, rest
 
-    async def keep(self, outputs: OutputStreams, dead_letter: GenericEvent) -> None:
+    async def keep(self, outputs: Outputs, dead_letter: GenericEvent) -> None:
         """Store a dead letter; return once it is safe."""
         if self.place is None:
             stream = self._app.streams[self._name]
             assert isinstance(stream, OutputStream)
             await stream.send(dead_letter)
-            await outputs.sent().wait_settled()
+            await outputs.wait_settled()
             return
         system, rest = self.place
         home = self._systems[system]

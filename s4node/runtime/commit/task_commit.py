@@ -41,7 +41,7 @@ from s4node.offsets.producer_offsets import SavedProducers
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
 from s4node.runtime.commit.retries import RETRY_SECONDS, Retries
-from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.task_channels import TaskChannels
 from s4node.runtime.task.task import Task
 from s4node.savepoints.place import SavepointPlace
 from s4node.state.checkpoint_policy import CheckpointRetention
@@ -80,8 +80,8 @@ class CommitContext:
     """The parts that the commits of all tasks of a container share.
 
     ``progress`` is by task and partition. ``on_consumed(name, ids)`` is called with the startpoints
-    that a task has consumed, and returns those that were removed. ``exchange`` has the events that
-    tasks put for others, ``cuts`` the cuts of the tasks. ``retries`` says for how long commits may
+    that a task has consumed, and returns those that were removed. ``cuts`` are the cuts of the
+    tasks. ``retries`` says for how long commits may
     fail, and gets their reasons. The ``store`` of claims and the ``run`` of the job are set by
     ``open``.
     """
@@ -89,7 +89,6 @@ class CommitContext:
     progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]]
     on_consumed: Callable[[str, Collection[str]], Awaitable[Collection[str]]]
     producers: Producers
-    exchange: Exchange
     cuts: Cuts
     retries: Retries
     commits: int = 0
@@ -137,6 +136,7 @@ class TaskCommits:
     claim: Claim
     state: TaskState
     retention: CheckpointRetention
+    channels: TaskChannels
     checkpoint: Checkpoint = field(init=False)
     writing: bool = False  # a commit runs
     pending: TaskProgress | None = None  # to write next, for a task that saves only this
@@ -194,7 +194,7 @@ class TaskCommits:
     @property
     def keeps(self) -> bool:
         """True if a commit may have more than the task's progress."""
-        return self.task.gate.whole or self._context.exchange.keeps(self.task)
+        return self.task.gate.whole or bool(self.channels.channels)
 
     @property
     def changed(self) -> bool:
@@ -203,7 +203,7 @@ class TaskCommits:
             self.state.changed
             or self._context.cuts.is_due(self.task.partition)
             or self._context.producers.moved(self.task.partition)
-            or self._context.exchange.changed(self.task)
+            or self.channels.changed
             or self._has_read
             or self.task.processor.times.puts.moved
             or (self.task.done and not self.done)
@@ -247,7 +247,7 @@ class TaskCommits:
             if each.ended:
                 ended = (self.state.meta(ENDED + stream) or 0) + each.ended
                 self.state.set_meta(ENDED + stream, ended)
-        self._context.exchange.begin_commit(self.task)
+        self.channels.begin_commit()
         self.state.begin_commit(*what.rows)
         self.spent = (0.0, 0.0)
         self._spend(clocks.cpu() - began)
@@ -265,7 +265,7 @@ class TaskCommits:
             written = await self._write(what)
         finally:
             self.state.end_commit(written=written)
-            self._context.exchange.end_commit(self.task, written=written)
+            self.channels.end_commit(written=written)
         if not written:
             await trio.sleep(RETRY_SECONDS)
         return written
@@ -277,7 +277,7 @@ class TaskCommits:
         """
         async with self._context.encoding:
             began, spent = clocks.steady(), clocks.cpu()
-            while self.state.encode(_ENCODED_AT_ONCE) or self._context.exchange.encode(self.task):
+            while self.state.encode(_ENCODED_AT_ONCE) or self.channels.encode():
                 if clocks.steady() - began > _ENCODING_SECONDS:
                     self._spend(clocks.cpu() - spent)
                     await trio.lowlevel.checkpoint()
@@ -291,7 +291,7 @@ class TaskCommits:
     async def _write(self, what: TaskProgress) -> bool:
         """Write in a thread; return False if that failed and may be tried again."""
         context = self._context
-        leaves = context.exchange.leaves(self.task)
+        leaves = self.channels.leave
         linked = leaves or _comes_from_tasks(what)  # others neither resend nor take back its events
         checks = bool(leaves or what.producers or what.consumed)
         done = context.run if self.task.done else 0

@@ -77,7 +77,7 @@ class Accounts:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
         parts, replay = self._parts, self._replay
-        senders = parts.outputs.senders
+        carriers = parts.outputs.carriers
         gaining, recovering = parts.ownership.gaining, parts.ownership.recovering
         return ContainerStatistics(
             app=self._job,
@@ -85,11 +85,11 @@ class Accounts:
             grades=self._grades,
             tasks=tuple(task.statistics() for task in parts.partitions.tasks.values()),
             stages=tuple(self._stages()),
-            inputs=parts.inputs.statistics(parts.members.passed_on()),
+            inputs=parts.inputs.statistics(parts.outputs.passed_on()),
             replay=replay.statistics(),
-            outboxes=tuple(replay.exchange.statistics()),
-            sent={name: sender.sent for name, sender in senders.items()},
-            dropped={name: sender.dropped for name, sender in senders.items()},
+            outboxes=tuple(parts.outputs.outboxes()),
+            sent={name: carrier.sent for name, carrier in carriers.items()},
+            dropped={name: carrier.dropped for name, carrier in carriers.items()},
             unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},
             peers=dict(self._listener.counts),
             published=self._log.published if self._log is not None else {},
@@ -120,6 +120,4 @@ class Accounts:
         for task in self._parts.partitions.tasks.values():
             for stage in task.backlog.stages.values():
                 yield stage.statistics()
-        yield from self._parts.members.statistics()
-        for sender in self._parts.outputs.senders.values():
-            yield from sender.statistics().values()
+        yield from self._parts.outputs.stages()

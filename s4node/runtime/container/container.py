@@ -58,7 +58,7 @@ from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import JobModel, model_of
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.loop.watchdog import Watchdog
-from s4node.runtime.outputs.remote_sender import RemoteSender
+from s4node.runtime.outputs.output_carrier import OutputCarrier
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
@@ -111,7 +111,7 @@ class Container:
         self._began = False  # on_start was called
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
-        self.senders: dict[str, RemoteSender] = {}
+        self.carriers: dict[str, OutputCarrier] = {}
         self.ready = trio.Event()
         self._prepared = False
         self._fenced = False  # a former owner can do no harm
@@ -293,7 +293,7 @@ class Container:
         )
         self.tasks = parts.partitions.tasks
         self.ports = parts.inputs.ports
-        self.senders = parts.outputs.senders
+        self.carriers = parts.outputs.carriers
         self.accounts.made(self._job_name, parts, self.replay)
         self._drain = parts.drain
         self._lifecycle.closes("files", parts.pipeline.close)
@@ -301,7 +301,6 @@ class Container:
         self._closing = self._lifecycle.closes("on_close", self._close_app)
         await parts.outputs.start(nursery)
         await self.replay.start(nursery, self.enrolment)
-        await nursery.start(parts.members.emitter.run)
         if self.enrolment is not None:
             await self._open(nursery)
 
@@ -309,11 +308,11 @@ class Container:
         """Own all partitions, or those that the cluster gives."""
         ownership = self.parts.ownership
         if self.enrolment is not None:
-            await ownership.join(self.enrolment, inner, self.parts.outputs)
+            await ownership.join(self.enrolment, inner)
             return
         await ownership.own_all()
         await self._open(outer)
-        self.replay.exchange.assign([self.address] * self.partitioner.partitions, 0)
+        self.parts.outputs.assign([self.address] * self.partitioner.partitions, 0)
 
     async def _work(self, nursery: trio.Nursery, patience: trio.CancelScope) -> None:
         """Run the app's sources until the stop, which sets the deadline of ``patience``."""
@@ -342,7 +341,7 @@ class Container:
         if self.log is not None:
             self.log.close()
             await self.log.wait_written()
-        await parts.members.finish()
+        await parts.outputs.finish()
         with trio.move_on_after(_PEERS_SECONDS):
             await self.listener.shut_down()
 
@@ -400,8 +399,7 @@ class Container:
     def _stop_accepting(self) -> None:
         if self.enrolment is None and not self.replay.keeps:
             self.listener.stop_accepting()
-        self.parts.members.emitter.insist()  # those that stop as well still send to each other
-        self.replay.exchange.insist()
+        self.parts.outputs.insist()
         self.router.drain()
         now = trio.current_time()
         for port in self.ports.values():  # frames that have come go to their tasks
@@ -426,7 +424,7 @@ class Container:
             await parts.quiescence.wait()
         if self.enrolment is not None:
             parts.loop.end_windows()
-            await parts.members.drain(parts.loop, parts.partitions)
+            await parts.drain.members()
             if parts.quiescence is not None:  # for events that other members have sent meanwhile
                 await parts.quiescence.wait()
             parts.inputs.revoke_all()

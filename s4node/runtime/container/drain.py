@@ -1,6 +1,7 @@
 """The drain of a stopping container: what it waits for, and which events it loses.
 
 Rules
+- Members that stop together go on taking events from each other until all is quiet.
 - A stop that takes long logs once what it waits for.
 - Output events without an acknowledgement at the container's end are lost. They are logged by
   stream and consumer, and make the stop a failure. Events of durable tasks are not lost: they leave
@@ -12,39 +13,54 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import trio
 
 from s4node.errors import EventsLost
 from s4node.logger import get_logger
-from s4node.runtime.outputs.fast_exchange import FastExchange
-from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import OutputStreams
-from s4node.runtime.task.task import Task
+from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.outputs.outputs import Outputs
 
 log = get_logger("s4node.runtime")
 
 _LOG_AFTER_SECONDS = 2.0
 """A stop that takes longer logs what it waits for."""
 
+_QUIET_SECONDS = 0.25
+"""A stopping member waits until nothing has come from the others for so long."""
+
 
 @dataclass(eq=False, repr=False)
 class Drain:
-    """The drain of ``app``: of its ``tasks``, which change, and of the events that they send.
+    """The drain of ``app``: of the tasks of its partitions, and of the events that they send.
 
     ``dead_letters`` is the output stream for dead letters, or empty. ``inner`` are the app's own
     streams that are not durable.
     """
 
     _app: str
-    _tasks: Mapping[int, Task]
-    _outputs: OutputStreams
-    _members: Members
-    _exchange: FastExchange
+    _partitions: Partitions
+    _loop: RunLoop
+    _outputs: Outputs
     _dead_letters: str
     _inner: Collection[str]
+
+    async def members(self) -> None:
+        """Process events that the members of a stopping cluster still send each other."""
+        outputs, partitions = self._outputs, self._partitions
+        while True:
+            before = partitions.processed
+            with trio.move_on_after(_QUIET_SECONDS):
+                await trio.sleep_forever()
+            unsettled = any(map(outputs.unsettled, outputs.to_members))
+            waiting = not self._loop.idle or partitions.has_waiting
+            if partitions.processed == before and not waiting and not unsettled:
+                return
+            if unsettled:
+                outputs.emitter.hurry()
 
     async def log_waiting(self, seconds: float) -> None:
         """Log what a long stop waits for; ``seconds`` is its deadline."""
@@ -65,10 +81,10 @@ class Drain:
         ]
         found += [
             f"other members to process {unsettled} events of stream {stream!r}"
-            for stream in self._members.outboxes
-            if (unsettled := self._members.unsettled(stream))
+            for stream in self._outputs.to_members
+            if (unsettled := self._outputs.unsettled(stream))
         ]
-        for task in self._tasks.values():
+        for task in self._partitions.tasks.values():
             depth = sum(stage.depth for stage in task.backlog.stages.values())
             if depth or task.busy:
                 found.append(f"task {task.name!r} with {depth} events")
@@ -76,14 +92,14 @@ class Drain:
 
     def _uncommitted(self) -> Counter[tuple[str, str]]:
         found: Counter[tuple[str, str]] = Counter()
-        for each in self._exchange.statistics():
+        for each in self._outputs.outboxes():
             if each.depth:
                 found[each.stream, repr(each.consumer) if each.consumer else "tasks"] += each.depth
         return found
 
     def _unprocessed(self) -> Counter[str]:
         found: Counter[str] = Counter()
-        for task in self._tasks.values():
+        for task in self._partitions.tasks.values():
             for stream, events in task.own_events().items():  # others keep what they have sent
                 if stream in self._inner:
                     found[stream] += len(events)

@@ -57,9 +57,7 @@ from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
 from s4node.runtime.loop.run_loop import Rest, RunLoop
-from s4node.runtime.outputs.exchange import Exchange
-from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
@@ -81,7 +79,7 @@ _LOOK_SECONDS = 0.005
 class DurableParts(FastParts):
     """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
 
-    ``exchange`` is set before :meth:`make`. ``stopping`` is set when the container has to end.
+    ``stopping`` is set when the container has to end.
     """
 
     keeps = True
@@ -94,7 +92,6 @@ class DurableParts(FastParts):
         self.durable = durable_of(app, config) | inner_of(app)
         self.rest = Rest()
         self.cuts = Cuts(self._cut_soon)
-        self.exchange: Exchange
         self.consumers: SystemConsumers
         self.committer: Committer
         self.dead_letters: DeadLetterQueue
@@ -109,7 +106,7 @@ class DurableParts(FastParts):
         self._savepoints: SavepointRequests
         self._presence: JobLock
         self._loop: RunLoop
-        self._outputs: OutputStreams
+        self._outputs: Outputs
         self._name = ""
 
     @classmethod
@@ -231,16 +228,15 @@ class DurableParts(FastParts):
         model: JobModel,
         partitioner: Partitioner,
         partitions: Partitions,
-        outputs: OutputStreams,
+        outputs: Outputs,
         inputs: Ports,
-        members: Members,
         loop: RunLoop,
     ) -> None:
         """Make the parts of the job ``name``."""
         config = self._config
         self._loop, self._outputs = loop, outputs
         producers = Producers(inputs.durable, trio.lowlevel.current_clock().current_time)
-        fast = FastInputs(inputs.ports.values(), members, loop.nudge)
+        fast = FastInputs(inputs.ports.values(), outputs, loop.nudge)
         self._name = name
         self._model = model
         self._partitions = partitions
@@ -271,7 +267,6 @@ class DurableParts(FastParts):
             self.consumers.progress,
             self._startpoints.consumed,
             producers,
-            exchange=self.exchange,
             cuts=self.cuts,
             retries=self.retries,
         )
@@ -290,6 +285,7 @@ class DurableParts(FastParts):
             folder,
             remote_job,
             context,
+            channels=outputs.context,
             partitions=partitions,
             recovery=self.recovery,
             committer=self.committer,
@@ -320,7 +316,6 @@ class DurableParts(FastParts):
             await nursery.start(system.run)
         await nursery.start(self.dead_letters.run)
         await nursery.start(self.consumers.run)
-        await nursery.start(self.exchange.emitter.run)
 
     async def _start_standbys(self, nursery: trio.Nursery) -> None:
         folder, remote_job = self._folder(self._name), self._remote_job
@@ -428,7 +423,7 @@ class DurableParts(FastParts):
     ) -> None:
         await self.restore.restore(tasks, origin, epochs)
         for task in tasks:  # before they start: later watermarks wait for these events
-            self.exchange.return_own_events(task)
+            self._outputs.tasks[task.partition].return_own_events()
 
     async def start_reading(self, tasks: Collection[Task]) -> None:
         await self.restore.start_reading(tasks)

@@ -24,7 +24,6 @@ from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.binding import live_of
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.loop.run_loop import Rest
-from s4node.runtime.outputs.fast_exchange import FastExchange
 from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
 from s4node.state.job import folder_of
@@ -58,7 +57,6 @@ class FastParts:
         self.failing: Mapping[str, str] = {}
         self.cuts = Cuts()
         self.rest: Rest | None = None  # of the loop, to measure what commits cost
-        self.exchange: FastExchange
         self.committer: Committer | NoCommits = NoCommits()
         self.held: Collection[Any] = ()  # inputs that wait for room
         self.standbys: Standbys | None = None

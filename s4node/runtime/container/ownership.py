@@ -30,6 +30,7 @@ from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
 from s4node.metrics.registry import Timer
+from s4node.net.wire import frame as wire
 from s4node.runtime.container.announcement import Announcement, HandOvers, to_follow
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.fast_parts import FastParts
@@ -40,8 +41,7 @@ from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
-from s4node.runtime.outputs.members import Members, told
-from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
@@ -74,7 +74,7 @@ class Ownership:
         partitions: Partitions,
         inputs: Ports,
         subscribers: Subscribers,
-        members: Members,
+        outputs: Outputs,
         replay: FastParts,
         report: Callable[[], Awaitable[None]],
     ) -> None:
@@ -94,7 +94,7 @@ class Ownership:
         self._tasks = partitions.tasks
         self._inputs = inputs
         self._subscribers = subscribers
-        self._members = members
+        self._outputs = outputs
         self._replay = replay
         self._report = report
         self._membership: Membership | None = None
@@ -109,12 +109,7 @@ class Ownership:
     async def own_all(self) -> None:
         await self._own(self.view)
 
-    async def join(
-        self,
-        enrolment: Enrolment,
-        nursery: trio.Nursery,
-        outputs: OutputStreams,
-    ) -> None:
+    async def join(self, enrolment: Enrolment, nursery: trio.Nursery) -> None:
         """Join the cluster, own the partitions of its first complete view, and follow its views."""
         standbys = self._replay.standbys
         self._membership = membership = enrolment.membership(
@@ -135,11 +130,11 @@ class Ownership:
         while not view.epoch:  # nothing is assigned before all members are here
             view = await views.receive()
         live = self._inputs.ports
-        directory = enrolment.directory(live, outputs.led_by(live))
+        directory = enrolment.directory(live, self._outputs.led_by(live))
         await directory.register()
-        nursery.start_soon(directory.run, outputs.consumed)
-        if live and outputs.senders:
-            nursery.start_soon(directory.follow_uses, outputs.used)
+        nursery.start_soon(directory.run, self._outputs.consumed)
+        if live and self._outputs.carriers:
+            nursery.start_soon(directory.follow_uses, self._outputs.used)
         await directory.learned.wait()  # events put before would be dropped
         await self._own(view)
         nursery.start_soon(self._follow, view, views, nursery, look_again)
@@ -227,8 +222,7 @@ class Ownership:
         self._router.headers |= told(view, self._router.listener.address)
         self._inputs.tell_owners()
         self._subscribers.tell_owners()
-        self._members.assign(view, self._tasks.keys())
-        self._replay.exchange.assign(view.owners, view.epoch, view.origin)
+        self._outputs.assign(view.owners, view.epoch, view.origin, self._tasks.keys())
         self._loop.nudge()
 
     async def _gain(self, view: View, partitions: list[int]) -> None:
@@ -277,7 +271,7 @@ class Ownership:
         new = await self._replay.restore.restore_failed(old)
         self._inputs.roll_back(new.partition)
         self._loop.nudge()
-        self._replay.exchange.return_own_events(new)
+        self._outputs.tasks[new.partition].return_own_events()
         await self._start(new)
         self.recovering.update(clocks.steady() - began)
         self._loop.wake(new)
@@ -308,7 +302,7 @@ class Ownership:
             await self._close(task)
         self._partitions.remove(task)
         # after the task's waiting events, some of which are in its rows
-        self._replay.exchange.revoke(task)
+        self._outputs.tasks.pop(partition).revoke()
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
         self._replay.cuts.remove(partition)
@@ -325,3 +319,16 @@ class Ownership:
     def _may_leave(self, task: Task) -> bool:
         may_retire = task.gate.may_enter(Phase.RETIRING)  # a new task that has just started
         return task.has_retired or may_retire or self._tasks[task.partition] is not task
+
+
+def told(view: View, address: str) -> wire.Headers:
+    """The headers of answers to hellos: the owners of partitions; ``address`` is our own."""
+    nodes = list(dict.fromkeys((address, *view.members)))
+    at = {node: index for index, node in enumerate(nodes)}
+    return {
+        wire.ADDRESS: address,
+        wire.NODES: nodes,
+        wire.OWNERS: [at.get(owner, -1) for owner in view.owners],
+        wire.EPOCH: view.epoch,
+        wire.ORIGIN: view.origin,
+    }

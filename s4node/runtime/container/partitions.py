@@ -1,7 +1,7 @@
 """The partitions of a container: their tasks, and the path of events to each.
 
 Rules
-- If tasks keep state, events from one task to another go through the exchange.
+- If tasks keep state, events from one task to another go through the sender's channels.
 - Events for a partition go to its task if it runs here, otherwise to the other members. They also
   follow earlier events that are still on their way to another member, to stay in order.
 - Frames that have arrived from a producer are in order, and go to their task at once.
@@ -30,9 +30,7 @@ from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
-from s4node.runtime.outputs.fast_exchange import FastExchange
-from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
@@ -41,12 +39,12 @@ from s4node.runtime.task.schedule import OF_CONTAINER, CommitBudget
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
-from s4node.stages.executors import SENDER, STREAM
+from s4node.stages.executors import STREAM
 from s4node.stages.stage import Stage
 
 
 class Partitions:
-    """The partitions of ``app`` that this container runs; ``members`` run the others."""
+    """The partitions of ``app`` that this container runs; other members run the others."""
 
     def __init__(
         self,
@@ -54,10 +52,8 @@ class Partitions:
         pipeline: Pipeline,
         loop: RunLoop,
         dispatch: Dispatch,
-        outputs: OutputStreams,
+        outputs: Outputs,
         subscribers: Subscribers,
-        members: Members,
-        exchange: FastExchange,
         settings: TaskSettings,
         choosers: ChooserSettings,
         refusals: Refusals,
@@ -72,8 +68,6 @@ class Partitions:
         self.dispatch = dispatch
         self._outputs = outputs
         self._subscribers = subscribers
-        self._members = members
-        self._exchange = exchange
         self._settings = settings
         self._choosers = choosers
         self._parallel = pipeline.parallel()
@@ -175,7 +169,7 @@ class Partitions:
 
     def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
         """Send events that a task has read to the task of their keys."""
-        self._exchange.put(task.partition, stream, partition, events)
+        self._outputs.put(task.partition, stream, partition, events)
 
     def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events of a stream wait that a task has sent to others."""
@@ -249,24 +243,20 @@ class Partitions:
         partition = batch.partition
         task = self.tasks.get(partition)
         arrived = isinstance(batch, FrameBatch)  # in the order of its producer
-        if task is not None and (arrived or not self._members.carries(batch.stream, partition)):
+        if task is not None and (arrived or not self._outputs.carries(batch.stream, partition)):
             task.backlog.offer(batch)
             self._loop.add(task)
         else:
-            self._members.forward(batch)
+            self._outputs.forward(batch)
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
         """Give events that the app has put to a task, here or with another member.
 
         The source or task that has put them keeps no state. Return how many were dropped.
         """
-        task, others = self.tasks.get(partition), self._members.outboxes
-        if task is None or (others and others[stream].behind(partition)):
-            dropped = self._members.put(stream, partition, events, waits=waits)
-            if dropped:
-                reason = others[stream].stage.executor.reason
-                self._refusals.dropped(SENDER, stream, dropped, reason)
-            return dropped
+        task, others = self.tasks.get(partition), self._outputs.to_members
+        if task is None or (others and others[stream].release.behind(partition)):
+            return self._outputs.put_to_member(stream, partition, events, waits=waits)
         stage = task.backlog.stages[stream]
         size, dropped = footprint(events), 0
         if stage.overflow is None and not stage.executor.withholds:
@@ -293,17 +283,16 @@ class Partitions:
         if self._subscribers.subscribers:
             self._subscribers.show(stream.name, events)
         if isinstance(stream, OutputStream):
-            self._exchange.send(task, stream.name, events)
+            self._outputs.send(task, stream.name, events)
             return
-        exchange = self._exchange
         shares: Sequence[tuple[int, list[Any]]] = [(task.partition, events)]
         if stream.name not in self.dispatch.local:
             shares = self.dispatch.shares(stream, events, task.partition)
         for partition, share in shares:
-            if not exchange.joins or partition == task.partition:
+            if partition == task.partition or not self._outputs.keeps:
                 self.put(stream.name, partition, share, waits=bool(source))
             else:
-                exchange.put(task.partition, stream.name, partition, share)
+                self._outputs.put(task.partition, stream.name, partition, share)
 
     # -- sources -----------------------------------------------------------------------------
 
@@ -311,8 +300,8 @@ class Partitions:
         """The fullness of the fullest stage of one of the app's own streams."""
         stages = [task.backlog.stages[stream] for task in self.tasks.values()]
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
-        outbox = self._members.outboxes.get(stream)
-        return here if outbox is None else max(here, outbox.pressure)
+        channel = self._outputs.to_members.get(stream)
+        return here if channel is None else max(here, channel.release.pressure)
 
     def carry(self, stream: Stream, events: list[Any], turn: int) -> int:
         """Take events of a source; ``turn`` distributes events without a key over the partitions.

@@ -15,7 +15,7 @@ import trio
 
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.loop.run_loop import RunLoop
-from s4node.runtime.outputs.exchange import Exchange
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.task.task import Task
 
 _LOOK_SECONDS = 0.005
@@ -28,13 +28,13 @@ class Quiescence:
     _loop: RunLoop
     _tasks: Mapping[int, Task]
     _committer: Committer
-    _exchange: Exchange
+    _outputs: Outputs
     _undoes: bool
 
     async def wait(self) -> None:
         """Wait until no task has anything to do, and all events between tasks are committed."""
         while (  # noqa: ASYNC110 - any of many things may end it
-            self._ask_commits() or self._exchange.moving or not self._at_rest
+            self._ask_commits() or self._outputs.moving or not self._at_rest
         ):
             await trio.sleep(_LOOK_SECONDS)
 
@@ -43,9 +43,9 @@ class Quiescence:
 
         Otherwise request commits.
         """
-        if self._exchange.idle and not self._undoes:
+        if self._outputs.idle and not self._undoes:
             return True
-        return not self._ask_commits() and self._exchange.idle
+        return not self._ask_commits() and self._outputs.idle
 
     @property
     def _at_rest(self) -> bool:

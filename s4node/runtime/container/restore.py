@@ -51,6 +51,7 @@ from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import Gained, SystemConsumers
 from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.outputs.task_channels import ChannelContext, TaskChannels
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.state import epochs, task_state
@@ -90,6 +91,7 @@ class Restore:
         remote_job: RemoteJob | None,
         context: CommitContext,
         *,
+        channels: ChannelContext,
         partitions: Partitions,
         recovery: Recovery,
         committer: Committer,
@@ -104,6 +106,7 @@ class Restore:
         self._folder = folder
         self._remote_job = remote_job
         self._context = context
+        self._channels = channels
         self._partitions = partitions
         self._recovery = recovery
         self._committer = committer
@@ -145,7 +148,8 @@ class Restore:
         folder = task_folder(self._folder, model.name)
         task.failures.isolate(self._recovery)
         claim, state, retention = await self._claim(task, folder, origin, epoch)
-        commits = TaskCommits(self._context, task, claim, state, retention)
+        channels = TaskChannels(self._channels, task, state, claim.fence)
+        commits = TaskCommits(self._context, task, claim, state, retention, channels)
         self._committer.add(commits)
         if claim.lacks(state.last[1]):
             log.error(
@@ -179,7 +183,8 @@ class Restore:
         await _restore_all(task)
         self._log_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)
-        self._context.exchange.add_task(task, state, claim.fence, left)
+        self._channels.tasks[task.partition] = channels
+        channels.restore(left)
 
         # the offsets of its inputs, and whether it starts at all
         kept = commits.checkpoint
@@ -312,7 +317,7 @@ class Restore:
         commits.roll_back(new)
         new.attach_state(commits.state, task_state.CHANGES_BYTES)
         new.processor.restore(sys.maxsize)  # at once: no frame may arrive until all have gone back
-        self._context.exchange.roll_back(new, commits.state)
+        commits.channels.roll_back(new, commits.state)
         progress = self._consumers.progress[old.partition].items()
         committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
         new.failures.isolation.poison_events.going_back(committed)

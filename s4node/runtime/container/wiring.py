@@ -23,8 +23,6 @@ from s4node.config.config import Config
 from s4node.errors import S4Error, TaskFenced
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
-from s4node.net.certificates.credentials import Credentials
-from s4node.net.egress.emitter import Emitter
 from s4node.net.ingress.served_address import check_reachable
 from s4node.runtime.container.drain import Drain
 from s4node.runtime.container.durable_parts import DurableParts
@@ -41,12 +39,10 @@ from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.channels import parts_of
 from s4node.runtime.outputs.dispatch import Dispatch
-from s4node.runtime.outputs.exchange import Exchange
-from s4node.runtime.outputs.fast_exchange import FastExchange
-from s4node.runtime.outputs.members import Members
-from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.subscribers import Subscribers
+from s4node.runtime.outputs.task_channels import ChannelContext
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.task import Task
@@ -117,46 +113,27 @@ class Parts:
             queue_size=config[settings.REMOTE_SENDER_SIZE],
             refusals=self.refusals,
         )
-        self.outputs = OutputStreams(
+        channels = ChannelContext(
             app,
             config,
             self.pipeline,
-            node=node,
-            incarnation=incarnation,
-            enrolment=enrolment,
-            nudge=self.loop.nudge,
-            on_news=self._on_news,
-            refusals=self.refusals,
+            name,
+            incarnation,
+            partitioner.partitions,
+            self._effects,
+            self.refusals,
+            replay.cuts,
         )
         if enrolment is not None:
             check_reachable(config)
-        self.members = Members(
-            app,
-            config,
-            self.pipeline,
+        self.outputs = Outputs(
+            channels,
+            self.loop,
             node=node,
-            incarnation=incarnation,
-            partitions=partitioner.partitions,
-            alone=enrolment is None,
-            emitter=self._emitter(config),
-            refusals=self.refusals,
+            enrolment=enrolment,
+            keeps=replay.keeps,
+            on_news=self._on_news,
         )
-        replay.exchange = FastExchange(self.pipeline, self.outputs)
-        if replay.keeps:
-            replay.exchange = Exchange(
-                app,
-                config,
-                self.pipeline,
-                self.outputs,
-                name=name,
-                incarnation=incarnation,
-                partitions=partitioner.partitions,
-                effects=self._effects,
-                emitter=self._emitter(config),
-                refusals=self.refusals,
-                cuts=replay.cuts,
-            )
-        self.exchange = replay.exchange
 
         # the tasks, and the parts that bring them events
         exchanging = replay.keeps and partitioner.partitions > 1 and exchanges(app)
@@ -167,8 +144,6 @@ class Parts:
             Dispatch(app, partitioner),
             self.outputs,
             self.readers,
-            self.members,
-            self.exchange,
             TaskSettings.from_config(config, exchanging=exchanging, keeps=replay.keeps),
             choosers,
             self.refusals,
@@ -186,12 +161,12 @@ class Parts:
             shared=enrolment is not None or replay.keeps,
             durable=replay.durable,
             effects=self._effects,
-            exchange=self.exchange,
+            outputs=self.outputs,
             full=self.pipeline.full,
             cuts=replay.cuts,
         )
         self.partitions.sources = self.inputs.sources_of
-        parts = self.partitions, self.outputs, self.inputs, self.members, self.loop
+        parts = self.partitions, self.outputs, self.inputs, self.loop
         replay.make(name, model, partitioner, *parts)
 
         # the owners of partitions, and the parts of a stop
@@ -200,7 +175,7 @@ class Parts:
                 self.loop,
                 self._tasks,
                 replay.committer,
-                replay.exchange,
+                self.outputs,
                 replay.recovery.undoes,
             )
         self.ownership = Ownership(
@@ -214,16 +189,15 @@ class Parts:
             partitions=self.partitions,
             inputs=self.inputs,
             subscribers=self.readers,
-            members=self.members,
+            outputs=self.outputs,
             replay=replay,
             report=report,
         )
         self.drain = Drain(
             app.name,
-            self._tasks,
+            self.partitions,
+            self.loop,
             self.outputs,
-            self.members,
-            self.exchange,
             config[settings.DEAD_LETTERS] if replay.keeps else "",
             () if replay.keeps else inner_of(app),
         )
@@ -244,15 +218,6 @@ class Parts:
     def arrived(self) -> bool:
         return self.quiescence is None or self.quiescence.arrived()
 
-    # -- calls between parts ---------------------------------------------------------------------
-
-    def _emitter(self, config: Config) -> Emitter:
-        return Emitter(
-            credentials=Credentials.configured(config),
-            queue_size=config[settings.REMOTE_SENDER_SIZE],
-            on_news=self._on_news,
-        )
-
     # -- reactions -------------------------------------------------------------------------------
 
     def after_turn(self) -> float | None:
@@ -261,9 +226,7 @@ class Parts:
             self.partitions.turned.unpark_all()
         now = trio.current_time()
         dues = []
-        if self.members.outboxes:
-            dues.append(self.members.pump(now))
-        if self.outputs.senders:
+        if self.outputs.carriers or self.outputs.to_members:
             dues.append(self.outputs.pump(now))
         self._room()
         full = self.pipeline.full_outputs
@@ -302,14 +265,12 @@ class Parts:
         """The consumers that give an output stream no room at a place."""
         if isinstance(place, tuple):  # a task's channel
             return [parts_of(place[1])[1]]
-        return self.outputs.senders[stream].full_for
+        return self.outputs.carriers[stream].full_for
 
     def _on_news(self) -> None:
         """Handle news of consumers, members and receivers."""
         try:
             self.outputs.heard()
-            self.members.heard()
-            self.exchange.heard()
             if self.loop.ending:  # the loop may wait for this acknowledgement
                 self.loop.nudge()
         except S4Error as error:  # raised in the nursery, because the caller is not concerned
@@ -319,8 +280,8 @@ class Parts:
         self.inputs.released()
         if self._replay.held:
             self._replay.released()
-        if self._effects or self.members.has_waiting:
-            self.loop.nudge()  # there may be room for waiting events
+        if self._effects:
+            self.loop.nudge()
 
     async def _fail(self, error: S4Error) -> None:
         """Stop with an error of a peer, or with TaskFenced if another container has our tasks."""

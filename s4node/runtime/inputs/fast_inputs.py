@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from s4node.runtime.inputs.port import InputPort
 
 if TYPE_CHECKING:
-    from s4node.runtime.outputs.members import Members
+    from s4node.runtime.outputs.outputs import Outputs
 
 
 class FastInputs:
-    """The fast ones of ``ports``; some of their events may be with other ``members``.
+    """The fast ones of ``ports``; some of their events may be in ``outputs`` to other members.
 
     ``on_release`` is called when producers may go on.
     """
@@ -27,11 +27,11 @@ class FastInputs:
     def __init__(
         self,
         ports: Iterable[InputPort],
-        members: Members,
+        outputs: Outputs,
         on_release: Callable[[], None],
     ) -> None:
         self._ports = [port for port in ports if not port.durable]
-        self._members = members
+        self._outputs = outputs
         self._on_release = on_release
         self._since: float | None = None
         self._until: float | None = None
@@ -64,7 +64,7 @@ class FastInputs:
         found: Counter[str] = Counter()
         for port in self._ports:
             name = port.stream.name
-            found[name] = port.unprocessed + self._members.unsettled(name)
+            found[name] = port.unprocessed + self._outputs.unsettled(name)
         return dict(+found if self._held else found)
 
     @property

@@ -31,7 +31,7 @@ from s4node.net.wire.body import Apart, Decoded, FrameDecoder
 from s4node.stages.stage import Gauge
 
 if TYPE_CHECKING:
-    from s4node.runtime.outputs.fast_exchange import FastExchange
+    from s4node.runtime.outputs.outputs import Outputs
 
 FRAME_BYTES = 512
 """The approximate memory of a waiting frame besides its body."""
@@ -49,7 +49,7 @@ class Deserializer:
     """How the frames of a stream are decoded: by the types that producers have declared.
 
     ``gauge`` counts undecoded frames. ``router`` finds the tasks of events; it is None if their
-    producer does. On a durable stream, the ``exchange`` sends a producer's events from one
+    producer does. On a durable stream, ``outputs`` send a producer's events from one
     partition's task to another's. ``redispatched`` counts such events, ``uncounted`` those admitted
     for other tasks, which count them, or for unknown tasks.
     """
@@ -57,7 +57,7 @@ class Deserializer:
     def __init__(self, stream: Stream, gauge: Gauge, router: Router | None) -> None:
         self.gauge = gauge
         self.router = router
-        self.exchange: FastExchange
+        self.outputs: Outputs
         self.redispatched = 0
         self.uncounted = 0
         self._stream = stream
@@ -196,7 +196,7 @@ class MixedFrameBatch(FrameBatch):
         deserializer = self._deserializer
         assert deserializer.router is not None
         sender = self.frame.progress.producer
-        send = partial(deserializer.exchange.put, self.partition, self.stream, sender=sender)
+        send = partial(deserializer.outputs.put, self.partition, self.stream, sender=sender)
         found = sorted_out(self, self.frame, deserializer.router, send, PIECE)
         if found.seen < len(self.events):
             rest = self.keep_from(found.seen)

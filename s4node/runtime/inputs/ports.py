@@ -38,7 +38,7 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.runtime.inputs.port import InputPort
-from s4node.runtime.outputs.fast_exchange import FastExchange
+from s4node.runtime.outputs.outputs import Outputs
 from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
@@ -61,7 +61,7 @@ class Ports:
 
     ``headers`` go with every answer to a hello; their owner changes them.
     ``shared`` says that there are other members. For ``durable`` streams, tasks commit the
-    producers' numbers, and the ``exchange`` sends events of one task to another; ``full`` has the
+    producers' numbers, and ``outputs`` send events of one task to another; ``full`` has the
     streams and channels where too many of those wait. ``cuts`` are of the tasks.
     """
 
@@ -78,7 +78,7 @@ class Ports:
         shared: bool,
         durable: Collection[str],
         effects: Effects,
-        exchange: FastExchange,
+        outputs: Outputs,
         full: Container[tuple[str, Hashable]],
         cuts: Cuts,
     ) -> None:
@@ -110,7 +110,7 @@ class Ports:
             )
             hasher = config[settings.HASHER]
             made = InputPort(stream, stages, admission, partitioner, hasher, headers)
-            made.deserializer.exchange = exchange
+            made.deserializer.outputs = outputs
             return made
 
         for stream in app.streams.values():

@@ -1,9 +1,9 @@
-"""The channels of a task: the path of each of its streams to other tasks, or to one consumer.
+"""A channel: the path of a stream's events from their owner to other tasks, or to one consumer.
 
 Rules
-- The name of a channel is its stream, or its stream and the consumer.
-- A channel to an absent consumer that an earlier owner has left is unclaimed until the consumer
-  comes.
+- Its owner is the container, or a task that keeps state. Its release says when events leave: at
+  once, by the executor of their stage, or with the task's commits.
+- The name of a task's channel is its stream, or its stream and the consumer.
 - The rows of a channel to a consumer have the numbers of its life. When they go, the total stays as
   a fact of the task, also if the task goes back to a savepoint; so totals only rise.
 """
@@ -11,52 +11,37 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from s4node.app.stream import InputStream, Stream
+from s4node.app.stream import OutputStream, Stream
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import Rows, channels_of, life_of, numbered
 from s4node.net.egress.own_events import OwnEvents
+from s4node.net.egress.release import AtOnce
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.with_commit import WithCommit
-from s4node.net.wire import frame as wire
-from s4node.runtime.task.task import Task
-from s4node.state.job import LIFE, SENT
+from s4node.runtime.outputs.refusals import Refusals
+from s4node.stages.executors import REMOTE_SENDER, SENDER
+from s4node.state.job import SENT
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
+MAX_FRAME_EVENTS = 2048
+"""The most events of a frame that is sent: larger ones cost less per event, and delay other streams
+for longer."""
+
 _TO = "\1"
 """Separates a stream from its consumer in the name of a channel."""
+
+R = TypeVar("R", bound=AtOnce)
 
 Sent: TypeAlias = tuple[str, int]
 """The latest life of a channel in which anything was sent, and the events in all lives."""
 
 NOTHING_SENT: Sent = ("", 0)
-
-
-class Side:
-    """One task's part: its channels by stream, and what its previous owner left for it."""
-
-    def __init__(self, task: Task, state: TaskState, fence: int) -> None:
-        self.task = task
-        self.state = state
-        self.fence = fence
-        self.channels: dict[str, Channel] = {}
-        self.unclaimed: dict[str, Unclaimed] = {}  # for consumers that are not there yet
-        self.left: dict[str, list[Any]] = {}
-        self.own_rows = False
-        self.moved = 0  # the value of _moved when the last commit began
-        self.committing = False
-        self.life: str = state.meta(LIFE) or ""
-        self.sent = sent_before(state)
-
-    def remember(self, channel: str, life: str, sent: int) -> None:
-        """Remember what was sent in a life of a channel, whose rows go with the next commit."""
-        if sent and parts_of(channel)[1]:
-            self.sent[channel] = life, self.sent.get(channel, NOTHING_SENT)[1] + sent
-            self.state.set_meta(SENT, self.sent)
 
 
 class Unclaimed(NamedTuple):
@@ -67,19 +52,68 @@ class Unclaimed(NamedTuple):
     bytes: int
 
 
-@dataclass(eq=False, repr=False)
-class Channel:
-    """The path of a task's stream to other tasks, or to one consumer."""
+@dataclass(eq=False, repr=False, slots=True)
+class Channel(Generic[R]):
+    """The path of a stream to other tasks of the app, or to one ``consumer``."""
 
-    release: WithCommit
-    own: OwnEvents  # in no frame
+    consumer: str
+    release: R
     routes: Routes
     emitter: Emitter
-    replaces: bool = False  # another channel, whose rows are still in the database
 
     @property
     def outbox(self) -> Outbox:
         return self.release.box
+
+    @property
+    def stage(self) -> str:
+        """The name of the stage by which the events leave."""
+        return REMOTE_SENDER if self.consumer else SENDER
+
+    def open(self) -> None:
+        """Begin to send."""
+        self.emitter.add(self.routes)
+
+    def close(self) -> None:
+        """Stop sending."""
+        self.emitter.remove(self.routes)
+
+    def report_refusals(self, refusals: Refusals) -> None:
+        """Report events that were refused, or could not be encoded."""
+        for refusal in self.release.take_refusals():
+            refusals.report(self.stage, refusal)
+
+    @property
+    def moving(self) -> bool:
+        """True if events wait or are being sent that an owner could take now."""
+        return any(
+            lane.open or self.emitter.is_near(self.routes.route_of(lane))
+            for lane in self.outbox.lanes
+            if lane.frames or lane.pending
+        )
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class TaskChannel(Channel[WithCommit]):
+    """The channel of a task that keeps state."""
+
+    own: OwnEvents  # in no frame
+    replaces: bool = False  # another channel, whose rows are still in the database
+
+
+def outbox_options(stream: Stream, config: Config, *, saved: bool = False) -> dict[str, Any]:
+    """The options of outboxes for a stream: types, limits of frames, what is checked.
+
+    Its frames are ``saved`` with commits, or sent at once.
+    """
+    return {
+        "types": [kind.cls for kind in stream.types],
+        "max_frame_events": MAX_FRAME_EVENTS,
+        "max_frame_bytes": config[settings.SENDER_MAX_FRAME_BYTES],
+        # a member reads at once what comes on an inner stream, and a check takes 80 ns an event
+        "checked": saved or isinstance(stream, OutputStream),
+        "committed": saved,
+    }
 
 
 def channel_name(stream: str, consumer: str) -> str:
@@ -111,22 +145,3 @@ def sent_by(state: TaskState) -> dict[str, Sent]:
 def to_consumers(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
     """The channels to consumers among a task's rows."""
     return {name: found for name, found in channels_of(rows).items() if parts_of(name)[1]}
-
-
-def is_near(channel: Channel, lane: Lane) -> bool:
-    """Return True if the owner of a lane is connected, or may connect soon."""
-    return lane.open or channel.emitter.is_near(channel.routes.route_of(lane))
-
-
-def headers_of_time(task: Task, stream: Stream, outbox: Outbox) -> wire.Headers:
-    """The headers of a hello that say who tells the time of a stream's events.
-
-    Without one the task reports it with its commits. What it puts from streams without a time tells
-    it by itself.
-    """
-    puts, untimed = task.processor.times.puts.times, task.processor.times.puts.untimed
-    if isinstance(stream, InputStream) or (stream.name in puts and stream.name not in untimed):
-        return {}
-    outbox.latest.by_commits = False
-    outbox.latest.field = stream.time.field if stream.time else None  # before there is an answer
-    return {wire.UNTIMED: True}

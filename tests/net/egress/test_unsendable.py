@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
 from s4node.events.keys import Partitioner
-from s4node.runtime.outputs import output_streams
+from s4node.runtime.outputs import channels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ async def test_an_app_that_consumes_a_stream_gets_the_others_and_the_loss_is_cou
                 await clicks.send_many([Click("joe", n) for n in (1, LARGE // 2, 2)])
                 await until(lambda: seen(last) == {"joe": [2, 4]})
                 assert unsendable(first) == {("remoteSender", "totals"): 2}
-                first.senders["totals"].disconnect("east")
+                first.carriers["totals"].disconnect("east")
                 assert unsendable(first) == {("remoteSender", "totals"): 2}
                 assert metric(first, "s4_unsendable_total", stream="totals") == 2
     assert told(logs) == [("totals", TOO_LARGE)]
@@ -178,9 +178,9 @@ async def test_durable_tasks_commit_without_an_unsendable_event_and_count_it(
             assert await clicks.flush() == []
             await until(lambda: seen(last) == {user: [2, 4] for user in users})
             assert unsendable(first) == {("remoteSender", "totals"): 20}
-            first.senders["totals"].disconnect("east")
-            first.parts.exchange.consumer("totals", "east")
-            assert list(first.parts.exchange.statistics()) == []  # the ways of its tasks are gone
+            first.carriers["totals"].disconnect("east")
+            first.parts.outputs.consumer("totals", "east")
+            assert list(first.parts.outputs.outboxes()) == []  # the ways of its tasks are gone
             assert unsendable(first) == {("remoteSender", "totals"): 20}
     assert told(logs) == [("totals", TOO_LARGE)]
 
@@ -188,7 +188,7 @@ async def test_durable_tasks_commit_without_an_unsendable_event_and_count_it(
 async def test_events_of_a_rolled_back_task_count_once_when_they_are_put_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_streams, "MAX_FRAME_EVENTS", 4)  # made long before a commit
+    monkeypatch.setattr(channels, "MAX_FRAME_EVENTS", 4)  # made long before a commit
     settings = {
         "s4.stream.clicks.grade": "durable",
         "s4.stream.clicks.onError": "skip",

@@ -614,7 +614,7 @@ async def test_a_crash_after_a_commit_within_a_frame_with_bad_events_counts_the_
             refusals = await clicks.flush()
             assert refused_of(refusals) == BAD
             await until(lambda: sorted({*first.numbers, *last.numbers}) == GOOD)
-            await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
+            await until(lambda: node.container.parts.outputs.idle)  # type: ignore[union-attr]
     assert [one for one in first.seen + last.seen if one[1] != 1] == []
     if partitions == "1":  # of several, it may cover only what was sent on
         assert last.numbers != GOOD
@@ -760,7 +760,7 @@ async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_proc
             ]
         )
         assert await clicks.flush() == []
-        await until(lambda: container.parts.exchange.idle)  # type: ignore[union-attr]
+        await until(lambda: container.parts.outputs.idle)  # type: ignore[union-attr]
         assert container.ports["clicks"].deserializer.redispatched
         assert container.processed == 100
         assert container.statistics().inputs["clicks"].admitted == 100
@@ -788,7 +788,7 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
                 await node.crash()
                 await node.begin(CountingApp())
             assert await clicks.flush() == []
-            await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
+            await until(lambda: node.container.parts.outputs.idle)  # type: ignore[union-attr]
             redispatched += node.container.ports["clicks"].deserializer.redispatched
     assert redispatched
     kept = saved_instances(Path(often["s4.state.folder"]) / "default" / "counting")

@@ -285,10 +285,9 @@ async def test_a_container_that_takes_a_partition_over_processes_what_it_had_sen
             (staying,) = [one for one in all_nodes.containers.values() if home in one.tasks]
             (dying,) = [one for one in all_nodes.containers.values() if home not in one.tasks]
             there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
-            members, name = staying.parts.members, "words" if on_its_way == "inside" else "clicks"
-            boxes = {one: each.box for one, each in members._forwarders.items()}
-            outboxes = {one: each.box for one, each in members.outboxes.items()}
-            way = (outboxes if on_its_way == "inside" else boxes)[name]
+            outputs, name = staying.parts.outputs, "words" if on_its_way == "inside" else "clicks"
+            channels = outputs.to_members if on_its_way == "inside" else outputs._forwarding
+            way = channels[name].outbox  # type: ignore[attr-defined]
             if on_its_way == "forwarded":
                 texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
                 await stream.send_many(texts)
@@ -302,7 +301,7 @@ async def test_a_container_that_takes_a_partition_over_processes_what_it_had_sen
             await until(lambda: len(staying.tasks) == 8)
             may_go.set()
             assert await stream.flush() == []
-            await until(lambda: not members.unsettled(name))
+            await until(lambda: not outputs.unsettled(name))
         counted = there if on_its_way == "inside" else USERS
         assert all_nodes.state("Patient") == dict.fromkeys(counted, 20)
 
@@ -395,7 +394,7 @@ async def test_no_stage_of_a_consumer_that_has_gone_is_left(tmp_path: Path) -> N
 async def test_an_adapter_waits_for_the_first_app_that_consumes_its_stream(tmp_path: Path) -> None:
     Feed.sent = 0
     async with nodes(tmp_path, Feed, 1, partitions=1, app="feed") as (feed, _):
-        waiting = feed.containers["n0"].senders["clicks"]._lot
+        waiting = feed.containers["n0"].carriers["clicks"]._lot
         await until(lambda: waiting.statistics().tasks_waiting == 1)
         assert Feed.sent == 0
         async with nodes(tmp_path, clicks, 2, app="late") as (late, _):
@@ -407,7 +406,7 @@ async def test_an_app_that_is_away_gets_what_was_sent_meanwhile_when_it_is_back(
 ) -> None:
     async with nodes(tmp_path, first, 1, app="first") as (relay, _):
         async with nodes(tmp_path, clicks, 1, app="away"):
-            await until(lambda: relay.containers["n0"].senders["clicks"].consumers)
+            await until(lambda: relay.containers["n0"].carriers["clicks"].channels)
         async with Client(relay.containers["n0"].address) as client:
             stream = await client.stream("raw")
             await stream.send_many([Click(user) for user in USERS])
@@ -506,7 +505,7 @@ async def test_the_next_owner_gets_nothing_that_a_stopping_container_has_process
             leaving = relays.containers.pop("n0")
             async with Client(leaving.address, timeout=20) as client:
                 stream = await client.stream("raw")
-                await until(lambda: all(one.senders["clicks"].consumers for one in both))
+                await until(lambda: all(one.carriers["clicks"].channels for one in both))
                 await stream.send_many([Click(user) for user in USERS * 20])
                 await until(
                     lambda: sum(one.statistics().inputs["raw"].admitted for one in both) == 800

@@ -209,7 +209,7 @@ class Node:
             "crc32m",
             {},
         )
-        self.port.deserializer.exchange = SimpleNamespace(put=self._pass_on)  # type: ignore[assignment]
+        self.port.deserializer.outputs = SimpleNamespace(put=self._pass_on)  # type: ignore[assignment]
         self.port.on_hello(
             wire.Hello("p", "i1", "clicks", (CLICK.declaration,)), PEER, "node", "n1", 0.0
         )

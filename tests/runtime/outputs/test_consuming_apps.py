@@ -261,7 +261,7 @@ class Cluster:
 
     @property
     def consumers(self) -> tuple[str, ...]:
-        return self.relay.senders["clicks"].consumers
+        return tuple(self.relay.carriers["clicks"].channels)
 
     async def send(self, *users: str) -> None:
         """Send these, and return when they are processed."""

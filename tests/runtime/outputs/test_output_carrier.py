@@ -1,8 +1,10 @@
-"""What a remote sender counts, whoever consumes its stream."""
+"""What the carrier of an output stream counts, whoever consumes it."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +15,10 @@ from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.release import ByExecutor
 from s4node.net.egress.routes import Routes
+from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.outputs.channels import Channel
+from s4node.runtime.outputs.output_carrier import OutputCarrier
 from s4node.runtime.outputs.refusals import Refusals
-from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.stages.executors import REMOTE_SENDER, StageSettings
 from s4node.stages.stage import Stage
 
@@ -42,11 +46,11 @@ async def test_a_time_is_told_after_the_events_before_it_and_to_later_consumers(
     put(one, 3)
     one.watermark(100.0)
     one.watermark(101.0)
-    assert shop.latest.value == -math.inf  # two events wait for their tokens
+    assert shop.box.latest.value == -math.inf  # two events wait for their tokens
     for second in range(9):
-        one.pump(trio.current_time() + second)
-    assert shop.latest.value == 101
-    assert connect(one, "bank").latest.value == 101
+        shop.pump(trio.current_time() + second)
+    assert shop.box.latest.value == 101
+    assert connect(one, "bank").box.latest.value == 101
     with pytest.raises(EventError, match="is not a valid time"):
         one.watermark(0)
 
@@ -54,29 +58,27 @@ async def test_a_time_is_told_after_the_events_before_it_and_to_later_consumers(
 # -- set-up ---------------------------------------------------------------------------------------
 
 
-def sender() -> RemoteSender:
-    return RemoteSender(
-        "totals",
-        nudge=lambda: None,
-        refusals=Refusals(),
-        awaited=False,
-    )
+def sender() -> OutputCarrier:
+    shell: Any = SimpleNamespace(commit=None, after_turn=None)
+    loop = RunLoop(max_events=1, max_seconds=1, shell=shell)
+    return OutputCarrier("totals", loop, Refusals(), awaited=False)
 
 
 BLOCKS = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
 
 
-def connect(one: RemoteSender, consumer: str, settings: StageSettings = BLOCKS) -> Outbox:
+def connect(one: OutputCarrier, consumer: str, settings: StageSettings = BLOCKS) -> ByExecutor:
     """Have it consume the stream, and take nothing."""
     emitter = Emitter([], credentials=None, queue_size=100, on_news=lambda: None)
     outbox = Outbox("totals", "app", types=[GenericEvent])
-    one.connect(consumer, emitter, ByExecutor(outbox, Stage(settings)), Routes(outbox, "1"))
-    return outbox
+    release = ByExecutor(outbox, Stage(settings))
+    one.connect(Channel(consumer, release, Routes(outbox, "1"), emitter))
+    return release
 
 
-def put(one: RemoteSender, count: int) -> None:
+def put(one: OutputCarrier, count: int) -> None:
     one.extend([GenericEvent(n=n) for n in range(count)])
 
 
-def counts(one: RemoteSender) -> dict[str, tuple[int, int, dict[str, int]]]:
+def counts(one: OutputCarrier) -> dict[str, tuple[int, int, dict[str, int]]]:
     return {name: (s.depth, s.admitted, s.shed) for name, s in one.statistics().items()}

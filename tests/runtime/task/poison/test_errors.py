@@ -224,7 +224,7 @@ async def test_events_on_a_stream_of_the_app_fail_and_every_other_event_counts_o
     async with running(Hops("hops"), settings, partitions=2) as container:
         await processed(container, system)
         await until(lambda: container.statistics().replay.left_out == {"hops": bad})
-        await until(lambda: container.parts.exchange.idle)
+        await until(lambda: container.parts.outputs.idle)
     async with running(Hops("hops"), settings, partitions=2) as container:
         more = [Click(f"user-{n % 17}", n) for n in range(17 * 11)]  # so that all are in memory
         for click in more:
