@@ -92,7 +92,7 @@ PURE_MODULES = {
         "app handlers in_order instances open_windows pe_codec pe_timers processing_element "
         "prototype stream stream_task window_instances windows"
     ),
-    "app.plan": "cycles dataflow graph window_dispatch",
+    "app.plan": "cycles dataflow dispatch graph pe_costs window_dispatch",
     "pes": "aggregates pairs",
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
@@ -139,7 +139,7 @@ PURE_MODULES = {
     "runtime.container": "announcement hooks",
     "testing": "failures",
     "deploy": "cluster_snapshot",
-    "monitoring": "exposition totals",
+    "monitoring": "exposition totals why",
     "cli.render": "diagram mermaid",
     "spark": "positions",
     "spark.history": "stages",

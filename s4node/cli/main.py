@@ -129,6 +129,11 @@ COMMANDS = {
         "create the project of a new app, with a test",
         "s4 new-app clicks",
     ),
+    "why": Command(
+        "s4node.cli.why:arguments",
+        "say what holds up the apps that run, and what to do",
+        "s4 why clicks",
+    ),
     "graph": Command(
         "s4node.cli.graph:arguments",
         "print an app's streams and PEs as a Mermaid flowchart",

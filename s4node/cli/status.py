@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 def status_arguments(parser: argparse.ArgumentParser) -> None:
-    _seen_options(parser)
+    seen_options(parser)
     json_option(parser, "print a JSON list, with an object for each cluster")
     parser.set_defaults(function=status)
 
 
 def top_arguments(parser: argparse.ArgumentParser) -> None:
-    _seen_options(parser)
+    seen_options(parser)
     parser.add_argument(
         "--interval",
         dest="seconds",
@@ -57,7 +57,7 @@ def top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=top)
 
 
-def _seen_options(parser: argparse.ArgumentParser) -> None:
+def seen_options(parser: argparse.ArgumentParser) -> None:
     cluster_option(parser, "all")
     folder_option(parser, "~/.s4node, and everything of yours that runs here")
     setting_options(parser)

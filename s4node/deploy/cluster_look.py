@@ -30,12 +30,14 @@ from s4node.deploy.cluster_snapshot import (
     failing_of,
     inputs_of,
     outboxes_of,
+    pes_of,
     restoring_of,
     rows_of,
     standbys_of,
     state_of,
     watermarks_of,
     windows_of,
+    work_of,
 )
 from s4node.errors import NodeUnreachable
 from s4node.net.certificates.credentials import Credentials
@@ -131,6 +133,8 @@ def _snapshot(
         sorted(standbys),
         failing_of(statistics),
         inputs_of(statistics),
+        pes_of(statistics),
+        [row for name, reports in answered.items() for row in work_of(name, reports)],
         cycles,
     )
 

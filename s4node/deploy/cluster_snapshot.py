@@ -12,8 +12,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TypeAlias, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from s4node.metrics import table
 from s4node.metrics.statistics import ContainerStatistics, StageStatistics
 
 R = TypeVar("R", bound=msgspec.Struct)
+N = TypeVar("N", int, float)
 
 _DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender", "subscriber")
 """The stages in the order in which events pass them."""
@@ -141,6 +142,32 @@ class WindowsRow(msgspec.Struct):
     waiting: list[str] = []
 
 
+class PeRow(msgspec.Struct):
+    """A handler or hook of a PE over all tasks of an app; ``hot`` has the events of its hottest
+    keys. Seconds, calls and these are estimates."""
+
+    app: str
+    pe: str
+    handler: str
+    seconds: float = 0.0
+    calls: int = 0
+    errors: int = 0
+    hot: dict[str, float] = {}
+
+
+class WorkRow(msgspec.Struct, frozen=True):
+    """The work of an app's container on a node since its start: seconds of its ``tasks`` tasks and
+    calls, by kind; and of its process. ``load`` is that of the machine by core."""
+
+    app: str
+    node: str
+    tasks: int
+    seconds: dict[str, float]
+    calls: dict[str, int]
+    cpu_seconds: float
+    load: float
+
+
 class StreamRow(msgspec.Struct, frozen=True):
     """A stream between apps: which put events on it, and which take them, as ``cluster.app``."""
 
@@ -194,6 +221,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     standbys: list[StandbyRow] = []
     failing: list[FailingRow] = []
     inputs: list[InputRow] = []
+    pes: list[PeRow] = []
+    work: list[WorkRow] = []
     cycles: list[str] = []
     """The ways on which streams feed themselves over several apps, as ``app -> stream -> app``."""
 
@@ -334,6 +363,48 @@ def windows_of(reports: Iterable[ContainerStatistics]) -> list[WindowsRow]:
     return [row for row in rows if row.windows or row.held_back or row.late or row.waiting]
 
 
+def pes_of(reports: Iterable[ContainerStatistics]) -> list[PeRow]:
+    """The handlers and hooks of PEs that were called."""
+    rows: dict[tuple[str, str, str], PeRow] = {}
+    for report in reports:
+        for task in report.tasks:
+            for pe, calls in task.pe_calls.items():
+                for handler, count in calls.items():
+                    row = rows.setdefault(
+                        (report.app, pe, handler), PeRow(report.app, pe, handler, hot={})
+                    )
+                    row.calls += count
+                    row.seconds += task.pe_seconds[pe][handler]
+                    row.errors += task.pe_errors.get(pe, {}).get(handler, 0)
+                    if handler == "on_event":
+                        for key, part in task.hot_keys.get(pe, {}).items():
+                            row.hot[key] = row.hot.get(key, 0.0) + part * count
+    return sorted(rows.values(), key=lambda row: (row.app, -row.seconds))
+
+
+def work_of(node: str, reports: Iterable[ContainerStatistics]) -> list[WorkRow]:
+    return [
+        WorkRow(
+            report.app,
+            node,
+            len(report.tasks),
+            _summed(task.seconds for task in report.tasks),
+            _summed(task.calls for task in report.tasks),
+            report.cpu_seconds,
+            report.load,
+        )
+        for report in reports
+    ]
+
+
+def _summed(found: Iterable[Mapping[str, N]]) -> dict[str, N]:
+    total: dict[str, Any] = {}
+    for each in found:
+        for key, value in each.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
 def _rank(row: Row) -> tuple[int, int]:
     stage = _DOWNSTREAM.index(row.stage) if row.stage in _DOWNSTREAM else len(_DOWNSTREAM)
     return stage, row.level
@@ -376,3 +447,10 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def duration(seconds: float) -> str:
+    """A duration with its unit, as in ``1.5 ms``."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

@@ -47,6 +47,7 @@ class StageStatistics(msgspec.Struct):
 class TaskStatistics(msgspec.Struct, frozen=True):
     """The counts of one task.
 
+    ``hot_keys`` has, by PE, its hottest keys with their parts of its events.
     ``watermarks`` has, with the watermark of each stream with time, the source that holds it back;
     it is 0 if windows wait and there is none. ``ahead`` has the source as well. ``waiting`` inputs
     are ahead of others in event time, and wait for these.
@@ -116,6 +117,19 @@ class TaskStatistics(msgspec.Struct, frozen=True):
         ),
     ] = {}
     waiting: list[str] = []
+    pe_seconds: Annotated[
+        dict[str, dict[str, float]],
+        counter("seconds in a PE's handler, estimated from a sample", "pe", "handler"),
+    ] = {}
+    pe_calls: Annotated[
+        dict[str, dict[str, int]],
+        counter("calls of a PE's handler, estimated from a sample", "pe", "handler"),
+    ] = {}
+    pe_errors: Annotated[
+        dict[str, dict[str, int]],
+        counter("exceptions of a PE's handler", "pe", "handler"),
+    ] = {}
+    hot_keys: dict[str, dict[str, float]] = {}
 
 
 class InputStatistics(msgspec.Struct, frozen=True):
@@ -258,11 +272,15 @@ class ListenerStatistics(msgspec.Struct, frozen=True):
 class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
     """The counts of a container of ``app`` since its start.
 
-    ``levels`` is, by stream, the number of streams before it on the way from an input; ``grades``
-    says if it is fast or durable. ``replay`` and ``outboxes`` are empty if tasks keep no state.
+    ``cpu_seconds`` are those of its process, and ``load`` is the load of its machine in the last
+    minute by core: above 1, programs wait for one. ``levels`` is, by stream, the number of streams
+    before it on the way from an input; ``grades`` says if it is fast or durable.
+    ``replay`` and ``outboxes`` are empty if tasks keep no state.
     """
 
     app: str
+    cpu_seconds: float = 0.0
+    load: float = 0.0
     levels: dict[str, int] = {}
     grades: dict[str, str] = {}
     tasks: Annotated[tuple[TaskStatistics, ...], Keyed()] = ()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
-from s4node.app.plan.graph import make_instances
+from s4node.app.plan.dispatch import make_instances
 from s4node.app.processing_element import ProcessingElement
 from s4node.errors import KeyFinderError
 from s4node.events.event import GenericEvent

@@ -13,7 +13,7 @@ import pytest
 from shared_apps import handler_of, pe_class
 
 from s4node.app.app import App
-from s4node.app.plan.graph import make_instances
+from s4node.app.plan.dispatch import make_instances
 from s4node.app.processing_element import ElementType, ProcessingElement
 from s4node.app.prototype import Trigger
 from s4node.errors import GraphError

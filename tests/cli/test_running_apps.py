@@ -39,6 +39,43 @@ async def test_status_and_top_find_an_app_that_runs_by_itself(folder: Path) -> N
         assert f"clicks           running  {node['name']}: 0-2" in shown.stdout
 
 
+SLOW = """\
+import time
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Slow(ProcessingElement):
+    def on_event(self, click: Click):
+        time.sleep(0.01)
+app = App("slow")
+app.create_input_stream("clicks", app.create_pe(Slow), key="user")
+"""
+
+
+async def test_why_names_the_slow_pe_and_says_so_if_nothing_holds_an_app_up(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    async with s4_process("run", "slow.py", "--listen", ANY_PORT, cwd=folder):
+        idle = await run_s4("why", "--seconds", "0.2", cwd=folder)
+        works = "its busiest container works 0% of the time"
+        assert idle.stdout == f"slow: nothing holds it up; {works}\n"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, folder, *(f"user-{n}" for n in range(1000)))
+            found: dict[str, str] = {}
+            while "slow-pe" not in found:
+                (now,) = await told(folder, "why", "slow", "--seconds", "1")
+                found = {each["rule"]: each["text"] for each in now["reasons"]}
+            nursery.cancel_scope.cancel()
+        takes = "PE 'Slow' takes 100% of the time of all PEs: a call of on_event takes 1"
+        assert found["slow-pe"].startswith(takes)
+        shown = await run_s4("status", cwd=folder)
+        assert "slow  Slow  on_event  " in shown.stdout
+        none = await run_s4("why", "shop", "--seconds", "0.1", cwd=folder)
+        assert (none.returncode, none.stderr) == (
+            1,
+            "no app 'shop' is running; s4 status lists those that are\n",
+        )
+
+
 async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_of_it(
     folder: Path,
 ) -> None:
@@ -294,7 +331,7 @@ async def test_the_log_of_a_cluster_is_found_where_its_nodes_find_each_other(fol
 
 
 CONFIGURED = [
-    *("run", "node", "deploy", "undeploy", "status", "top", "graph"),
+    *("run", "node", "deploy", "undeploy", "status", "top", "why", "graph"),
     *("startpoint set", "startpoint show", "startpoint delete"),
     *("state get", "state scan", "state tasks", "state reset", "savepoint take"),
     *("dead-letter list", "dead-letter show", "dead-letter replay", "dead-letter skip"),

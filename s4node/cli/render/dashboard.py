@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from s4node.deploy.cluster_snapshot import AppRow, Row, Snapshot, ranges
+from s4node.deploy.cluster_snapshot import AppRow, PeRow, Row, Snapshot, duration, ranges
 from s4node.errors import on_one_line
 
 GAP = 2
@@ -84,6 +84,8 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
         )
     if snapshot.stages:
         parts.append(_stages(snapshot.stages, live=live))
+    if snapshot.pes:
+        parts.append(_pes(snapshot.pes))
     if snapshot.inputs:
         parts.append(
             _table(
@@ -234,6 +236,26 @@ def _stages(rows: Sequence[Row], *, live: bool) -> Table:
     titles += ["shed", *(name.replace("_", " ") for name in rare)]
     counted = ("admitted", "waited") if live else ("waited",)  # with rates, counts matter less
     return _table(titles, lines, spare=("grade", *counted, "waiting", "app", "shed"))
+
+
+def _pes(rows: Sequence[PeRow]) -> Table:
+    """The handlers of PEs; keys only if one has a hundredth of the events."""
+    lines = []
+    for row in rows:
+        events, key = max(((n, key) for key, n in row.hot.items()), default=(0.0, ""))
+        lines.append(
+            (
+                row.app,
+                row.pe,
+                row.handler,
+                f"{row.calls:,}",
+                duration(row.seconds / row.calls),
+                str(row.errors or ""),
+                f"{key} {events / row.calls:.0%}" if key else "",
+            )
+        )
+    titles = ("app", "PE", "handler", "calls", "each", "errors", "hottest key")
+    return _table(titles, lines, spare=("errors", "app", "hottest key"))
 
 
 def _table(

@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,8 @@ class Accounts:
         gaining, recovering = parts.ownership.gaining, parts.ownership.recovering
         return ContainerStatistics(
             app=self._job,
+            cpu_seconds=time.process_time(),
+            load=os.getloadavg()[0] / (os.cpu_count() or 1),
             levels=self._levels,
             grades=self._grades,
             tasks=tuple(task.statistics() for task in parts.partitions.tasks.values()),

@@ -26,8 +26,10 @@ from s4node.app.app import App
 from s4node.app.handlers import check_returned
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_timers import PeTimers
-from s4node.app.plan import graph
+from s4node.app.plan import dispatch, graph
+from s4node.app.plan.pe_costs import PROBED, PeCosts
 from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
 from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import HeldBackBeyond, NotRestorable, ProcessingError, is_signal
@@ -70,14 +72,14 @@ class PeProcessor(Processor):
         self._parallel = dict(parallel or {})
         self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
         self.instances = {
-            name: graph.make_instances(prototype, partition, clock, wall)
+            name: dispatch.make_instances(prototype, partition, clock, wall)
             for name, (prototype, _) in app.prototypes.items()
         }
         for windows in self._windowed():
             if windows.prototype.own is not None:
                 windows.own = self.instances[windows.prototype.own.name]
         self.triggers = {
-            name: graph.TriggerState(prototype, clock)
+            name: dispatch.TriggerState(prototype, clock)
             for name, (prototype, _) in app.prototypes.items()
             if prototype.triggers
         }
@@ -88,11 +90,12 @@ class PeProcessor(Processor):
                 timed = any(prototype in s.targets and s.time for s in app.streams.values())
                 self.instances[name].timers = PeTimers(name, wall, event_time=timed)
         for name, each in self.instances.items():
-            if graph.goes_by_order(app, each):
+            if dispatch.goes_by_order(app, each):
                 each.before = partial(self._call_before, name)
         self.times = TaskTimes(app, self.instances, wall, clock)
+        self.costs = PeCosts(clock)
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
-        self._plans = {s.name: graph.compile_plan(s, self.instances, self.triggers) for s in fed}
+        self._plans = {s.name: dispatch.compile_plan(s, self.instances, self.triggers) for s in fed}
         self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
         self._leaving = [
             i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
@@ -126,7 +129,7 @@ class PeProcessor(Processor):
         for name in self._plans:
             stream = self._app.streams[name]
             savers = saved.savers(stream, parallel=self._parallel.get(name, 1) > 1)
-            self._plans[name] = graph.compile_plan(stream, self.instances, self.triggers, savers)
+            self._plans[name] = dispatch.compile_plan(stream, self.instances, self.triggers, savers)
 
     def restore(self, limit: int) -> bool:
         restored = sum(1 for _ in islice(self._restoring, limit))
@@ -135,6 +138,13 @@ class PeProcessor(Processor):
 
     def _windowed(self) -> list[WindowInstances]:
         return [each for each in self.instances.values() if isinstance(each, WindowInstances)]
+
+    def succeed(self, before: Processor) -> None:
+        if isinstance(before, PeProcessor):
+            self.costs = before.costs
+
+    def cost_statistics(self) -> dict[str, Any]:
+        return self.costs.statistics()
 
     def leave_out(self, failed: FailedHooks) -> None:
         self._calls.failed = failed
@@ -170,21 +180,29 @@ class PeProcessor(Processor):
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         plan = self._plans[batch.stream]
         run, waits = plan.run, plan.is_async
+        plan.slices += 1
+        plan.unmeasured += len(events)
+        probe = None
         if self.times.timed:
             self.times.events_begin()
         if self._saved is not None:
             self._saved.before(batch.stream, events)
         token = begin_put(self.put)
         try:
-            it = iter(events)
+            some = it = iter(events)
+            if plan.slices >= plan.next_probe:
+                probe = self.costs.sample(plan, len(events))
+                run, some = probe.run, islice(it, PROBED)
             handled.set((self._name, batch, it, len(events)))
             while True:
                 try:
                     if waits:
-                        await run(it)
+                        await run(some)
                     else:
-                        run(it)
-                    break
+                        run(some)
+                    if some is it:
+                        break
+                    run, some = plan.run, it
                 except BaseException as error:
                     if is_signal(error):
                         raise
@@ -197,6 +215,8 @@ class PeProcessor(Processor):
                 await self.tidy()
             else:
                 self._trim(self._trimmed)
+            if probe is not None:
+                self.costs.take(batch.stream, plan, probe, min(len(events), PROBED))
         finally:
             handled.set(None)
             end_put(token)
@@ -207,7 +227,7 @@ class PeProcessor(Processor):
         if isinstance(error, ProcessingError):  # of a call before the event
             raise error
         event, position = batch.events[index], batch.position(index)
-        if graph.is_key_failure(error):
+        if dispatch.is_key_failure(error):
             if batch.receipt is None:
                 finder = f"KeyFinder of {batch.stream!r}"
                 failure = ProcessingError(self._app.name, finder, None, position, error)
@@ -217,13 +237,14 @@ class PeProcessor(Processor):
             why = f"{key_failure(error)} (event {event!r})"
             batch.receipt.refuse(batch.number(index), why, event)
             return
-        pe = graph.blame(error)
+        pe = dispatch.blame(error)
         if isinstance(error, AttributeError) and pe is not None and error.obj is pe:
             error.add_note(f"declare it in the PE class: {error.name}: type = default")
         name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
         key: object = pe.key if pe is not None else None
         if isinstance(error, NotRestorable):  # there is no instance yet
             name, key = error.pe, error.key
+        self.costs.failed(name if pe is None else pe._prototype.name, "on_event")
         failure = ProcessingError(self._app.name, name, key, position, error)
         if not isinstance(error, HeldBackBeyond):
             failure.at = batch, index
@@ -352,7 +373,13 @@ class PeProcessor(Processor):
 
     async def _make(self, calls: Iterable[Call]) -> None:
         waits = self._timer_mode is Mode.AWAIT
+        made, prototype, hook = 0, None, ""
+        began = self._clock()
         for call in calls:
+            if call.instance._prototype is not prototype or call.name != hook:
+                began = self._count_calls(prototype, hook, began, made)
+                made, prototype, hook = 0, call.instance._prototype, call.name
+            made += 1
             try:
                 result = call.hook(call.instance)
                 if waits and inspect.isawaitable(result):
@@ -365,6 +392,14 @@ class PeProcessor(Processor):
                 raise self._call_failed(call, error) from error
             if call.done is not None:
                 call.done()
+        self._count_calls(prototype, hook, began, made)
+
+    def _count_calls(self, pe: Prototype | None, hook: str, began: float, made: int) -> float:
+        """Count calls of a PE since ``began``, if there are any; return the time."""
+        now = self._clock()
+        if pe is not None:
+            self.costs.add(pe.name, hook, now - began, made)
+        return now
 
     def _call_before(self, name: str, key: Any, time: float) -> Any:
         """Make the calls of a key that are due before its event at ``time``, or return them."""
@@ -401,7 +436,9 @@ class PeProcessor(Processor):
         instance: ProcessingElement | None = None,
         call: HookCall | None = None,
     ) -> ProcessingError:
-        pe = instance if instance is not None else graph.blame(error)
+        pe = instance if instance is not None else dispatch.blame(error)
+        if pe is not None:
+            self.costs.failed(pe._prototype.name, hook.partition(" ")[0])
         return ProcessingError(
             self._app.name,
             type(pe).__name__ if pe is not None else "a PE",

@@ -21,7 +21,7 @@ import msgspec
 from s4node.app.app import App
 from s4node.app.instances import Instances
 from s4node.app.pe_codec import codec_in
-from s4node.app.plan import graph
+from s4node.app.plan import dispatch, graph
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
@@ -68,7 +68,11 @@ class _Prototype:
     """The instances of one prototype, in memory and saved, and their codec."""
 
     def __init__(
-        self, name: str, instances: Instances, trigger: graph.TriggerState | None, state: TaskState
+        self,
+        name: str,
+        instances: Instances,
+        trigger: dispatch.TriggerState | None,
+        state: TaskState,
     ) -> None:
         self.instances = instances
         self._trigger = trigger
@@ -207,7 +211,7 @@ class PeState:
         self,
         app: App,
         instances: Mapping[str, Instances],
-        triggers: Mapping[str, graph.TriggerState],
+        triggers: Mapping[str, dispatch.TriggerState],
         state: TaskState,
     ) -> None:
         self._saved = saved = {
@@ -245,7 +249,7 @@ class PeState:
             for stream in fed
         }
         keyed = [each for each in saved.values() if not each.instances.prototype.singleton]
-        self._windows: dict[str, graph.Saver] = {
+        self._windows: dict[str, dispatch.Saver] = {
             name: each.saver for name, each in windows.items() if each.saver is not None
         }
         self._savers = {each.instances.prototype.name: each.saved for each in keyed}
@@ -257,7 +261,7 @@ class PeState:
         for timers in self._timers:
             yield from timers.restore_all()
 
-    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, graph.Saver]:
+    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, dispatch.Saver]:
         """The savers, by prototype, that the dispatch of a stream calls for its instances."""
         if parallel or stream.key is None:
             return self._windows

@@ -141,6 +141,13 @@ class Processor(ABC):
         """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
         return ()
 
+    def succeed(self, before: Processor, /) -> None:
+        """Go on with the counts of the processor of a task that has failed."""
+
+    def cost_statistics(self) -> dict[str, Any]:
+        """The times, calls, errors and hot keys of PEs, as fields of statistics."""
+        return {}
+
     def leave_out(self, failed: FailedHooks, /) -> None:
         """Leave out the calls of windows and timers that have failed."""
 

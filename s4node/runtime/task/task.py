@@ -428,6 +428,7 @@ class Task:
     def succeed(self, before: Task) -> None:
         """Take the place of a task that has failed."""
         self.failures.succeed(before.failures)
+        self.processor.succeed(before.processor)
         self._processed, self.sent = before.processed, before.sent
 
     def retire(self) -> None:
@@ -493,4 +494,5 @@ class Task:
             seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
             lagging=backlog.lagging,
             **self.processor.times.statistics_parts(),
+            **self.processor.cost_statistics(),
         )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from s4node.app.app import App
 from s4node.app.instances import Instances
 from s4node.app.pe_timers import PeTimers
-from s4node.app.plan import graph
+from s4node.app.plan import dispatch
 from s4node.app.stream import Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.spark.history.stages import goes_by_time
@@ -130,7 +130,7 @@ def calls_of(app: App, instances: Mapping[str, Instances], until: Mapping[str, f
         if goes_by_time(app, each.prototype):
             times = [s.time for s in app.streams.values() if each.prototype in s.targets]
             lateness = max((time.lateness for time in times if time is not None), default=0.0)
-            if graph.goes_by_order(app, each):
+            if dispatch.goes_by_order(app, each):
                 lateness = 0.0
             timed[name] = _Timed(each, lateness, until.get(name, NEVER))
     return DueCalls(timed)

@@ -23,7 +23,7 @@ import trio
 from pyspark.sql.types import StructType
 
 from s4node.app.app import App
-from s4node.app.plan import graph
+from s4node.app.plan import dispatch, graph
 from s4node.app.stream import InputStream, Stream, begin_put, end_put
 from s4node.app.window_instances import WindowInstances
 from s4node.config import plugins, settings
@@ -115,7 +115,7 @@ class _Run:
         self._due = calls_of(app, self._instances, replay.until)
         self._streams = {name: self._part(app.streams[name]) for name in replay.stage.streams}
         self._plans = {
-            name: graph.compile_plan(stream, self._instances, self._pes.triggers)
+            name: dispatch.compile_plan(stream, self._instances, self._pes.triggers)
             for name, stream in self._streams.items()
         }
         self._kinds = {stream.name: stream.types for stream in app.streams.values()}
@@ -270,11 +270,11 @@ class _Run:
 
     def _failed(self, name: str, error: BaseException, event: Any) -> None:
         """Count an event without a key or time, which a node refuses, or raise what failed."""
-        if graph.is_key_failure(error) and isinstance(self._app.streams[name], InputStream):
+        if dispatch.is_key_failure(error) and isinstance(self._app.streams[name], InputStream):
             self._refused += 1
             self._why = self._why or f"{key_failure(error)} (event {event!r})"
             return
-        pe = graph.blame(error)
+        pe = dispatch.blame(error)
         raise ProcessingError(
             self._app.name,
             type(pe).__name__ if pe is not None else f"a PE of {name!r}",

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 from shared_apps import handler_of, handling, pe_class
 
 from s4node.app.app import AdapterApp, App
-from s4node.app.plan.graph import (
+from s4node.app.plan.dispatch import (
     Plan,
     TriggerState,
     blame,
-    check,
     compile_plan,
     is_key_failure,
     make_instances,
-    rule_of,
 )
+from s4node.app.plan.graph import check, rule_of
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.errors import EventError, GraphError, KeyFinderError, S4Error

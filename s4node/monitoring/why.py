@@ -1,0 +1,272 @@
+"""The reasons that hold up an app: the rules of ``s4 why``. Pure.
+
+Rules
+- Two snapshots, some seconds apart, are compared. A rule gives a reason with its figure, and what
+  to do. Rules are asked in the order of ``RULES``: what stops an app comes before what slows it.
+- A PE, a key or a commit holds an app up only if the app has no time left: one of its tasks works
+  for most of the time, or one of its stages is full. Otherwise they are just its work.
+- At most three reasons are given for an app. Without any, nothing holds it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from s4node.deploy.cluster_snapshot import (
+    FULL,
+    PeRow,
+    Row,
+    Snapshot,
+    bottleneck_of,
+    duration,
+)
+
+MOST = 3
+
+_BUSY = 0.8
+"""The part of its time from which on a container has none left."""
+
+_SHARE = 0.3
+"""The part of the time, of the events or of a task, that is worth a reason."""
+
+_LOAD = 1.5
+"""The load of a machine, by core, from which on its programs wait."""
+
+_SILENT_SECONDS = 5.0
+"""Seconds for which a watermark stands still behind events that come."""
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """A reason why an app is held up, with its figure; and what to ``do``."""
+
+    app: str
+    rule: str
+    text: str
+    do: str
+
+
+class Look:
+    """An app in the ``seconds`` between two snapshots."""
+
+    def __init__(self, app: str, now: Snapshot, before: Snapshot) -> None:
+        self.app = app
+        self.now = now
+        self.before = before
+        self.seconds = max(1e-3, now.time - before.time)
+        self.stages = [row for row in now.stages if row.app == app]
+        earlier = {row.node: row for row in before.work if row.app == app}
+        self.tasks = 0
+        self.spent: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self.busy = self.cpu = self.load = 0.0
+        """Of the container that works most: parts of the time; and of its machine."""
+        for row in (row for row in now.work if row.app == app):
+            was = earlier.get(row.node)
+            spent = _gained(row.seconds, was.seconds if was else {})
+            for kind, seconds in spent.items():
+                self.spent[kind] = self.spent.get(kind, 0.0) + seconds
+            for kind, count in _gained(row.calls, was.calls if was else {}).items():
+                self.calls[kind] = self.calls.get(kind, 0) + int(count)
+            self.tasks += row.tasks
+            busy = sum(each for kind, each in spent.items() if kind != "commit") / self.seconds
+            if busy >= self.busy:
+                used = row.cpu_seconds - (was.cpu_seconds if was else 0.0)
+                self.busy, self.cpu, self.load = busy, max(0.0, used) / self.seconds, row.load
+
+    @property
+    def full(self) -> list[Row]:
+        return [row for row in self.stages if row.executor != "throttle" and row.fullest >= FULL]
+
+    @property
+    def held_up(self) -> bool:
+        return self.busy >= _BUSY or bool(self.full)
+
+    def pes(self) -> list[PeRow]:
+        """The handlers that were called meanwhile, by their time."""
+        earlier = {(r.pe, r.handler): r for r in self.before.pes if r.app == self.app}
+        found = []
+        for row in (row for row in self.now.pes if row.app == self.app):
+            was = earlier.get((row.pe, row.handler))
+            if was is not None and was.calls <= row.calls:
+                row = msgspec.structs.replace(
+                    row, seconds=row.seconds - was.seconds, calls=row.calls - was.calls
+                )
+            if row.calls > 0:
+                found.append(row)
+        return sorted(found, key=lambda row: -row.seconds)
+
+    def comes(self, stream: str) -> bool:
+        """Return True if events of a stream have come meanwhile."""
+        before = {(row.stage, row.stream): row for row in self.before.stages if row.app == self.app}
+        return any(
+            (was := before.get((row.stage, row.stream))) is not None and row.admitted > was.admitted
+            for row in self.stages
+            if row.stream == stream
+        )
+
+    def reason(self, rule: str, text: str, do: str) -> Reason:
+        return Reason(self.app, rule, text, do)
+
+
+def _gained(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """The counts of the time between; all of it if the counts began anew."""
+    return {k: n - before.get(k, 0.0) if n >= before.get(k, 0.0) else n for k, n in now.items()}
+
+
+def _not_running(look: Look) -> Iterator[Reason]:
+    row = next((row for row in look.now.apps if row.name == look.app), None)
+    if row is None or row.state == "running":
+        return
+    containers = (each for node in look.now.nodes for each in node.containers)
+    failures = [each.failure for each in containers if each.app == look.app and each.failure]
+    last = f"; its last failure: {failures[-1]}" if failures else ""
+    do = "repair what the failure names" if failures else "wait, or see the log of its node"
+    yield look.reason("not-running", f"it is {row.state}{last}", do)
+
+
+def _nodes_away(look: Look) -> Iterator[Reason]:
+    members = {each for row in look.now.apps if row.name == look.app for each in row.members}
+    for node in look.now.nodes:
+        if node.problem and node.name in members:
+            text = f"node {node.name!r} {node.problem}"
+            yield look.reason("node-away", text, "see whether its process or its machine hangs")
+
+
+def _failing(look: Look) -> Iterator[Reason]:
+    for row in look.now.failing:
+        if row.app == look.app:
+            who = f"{len(row.tasks)} tasks" if row.tasks else "a container"
+            text = f"{who} cannot commit or start, and try again: {row.reason}"
+            yield look.reason("failing", text, "repair what the reason names; nothing is lost")
+
+
+def _restoring(look: Look) -> Iterator[Reason]:
+    rows = [row for row in look.now.restoring if row.app == look.app]
+    if rows:
+        fetched, wanted = sum(r.fetched for r in rows), sum(r.wanted for r in rows)
+        text = f"{len(rows)} tasks fetch their state: {fetched:,} of at most {wanted:,} objects"
+        yield look.reason("restoring", text, "wait; with s4.state.standby it takes less")
+
+
+def _receiver_away(look: Look) -> Iterator[Reason]:
+    away = {row.name for row in look.now.apps if row.state != "running" or not row.members}
+    for row in look.now.outboxes:
+        name = row.consumer.rpartition(".")[2]
+        if row.app == look.app and row.depth and name in away:
+            text = (
+                f"{row.depth:,} events of stream {row.stream!r} wait for app {name!r}: it is away"
+            )
+            do = f"start {name!r} again, or take it out of the stream's consumers"
+            yield look.reason("receiver-away", text, do)
+
+
+def _machine_busy(look: Look) -> Iterator[Reason]:
+    if look.held_up and look.load >= _LOAD and look.cpu < _BUSY * max(look.busy, _BUSY):
+        text = (
+            f"the machine is busy with other work: its load is {look.load:.1f} by core, and the "
+            f"container has {look.cpu:.0%} of a core while it works {look.busy:.0%} of the time"
+        )
+        do = "stop other programs there, or move the app to another machine"
+        yield look.reason("machine-busy", text, do)
+
+
+def _commits(look: Look) -> Iterator[Reason]:
+    count, seconds = look.calls.get("commit", 0), look.spent.get("commit", 0.0)
+    part = seconds / look.seconds / max(1, look.tasks)
+    if count and part >= _SHARE:
+        text = (
+            f"commits take {part:.0%} of the time of a task: {count} of "
+            f"{duration(seconds / count)} on average"
+        )
+        do = "put the state on a faster disk or URL, or change less state with each event"
+        yield look.reason("commits", text, do)
+
+
+def _slow_pe(look: Look) -> Iterator[Reason]:
+    found = look.pes() if look.held_up else []
+    total = sum(row.seconds for row in found)
+    if not total or found[0].seconds / look.seconds < _SHARE:
+        return
+    slowest = found[0]
+    text = (
+        f"PE {slowest.pe!r} takes {slowest.seconds / total:.0%} of the time of all PEs: a call of "
+        f"{slowest.handler} takes {duration(slowest.seconds / slowest.calls)}"
+    )
+    do = f"make {slowest.handler} quicker, or give the app more partitions and containers"
+    yield look.reason("slow-pe", text, do)
+
+
+def _hot_key(look: Look) -> Iterator[Reason]:
+    if not look.held_up:
+        return
+    parts = [
+        (events / row.calls, key, row.pe)
+        for row in look.now.pes
+        if row.app == look.app and row.calls
+        for key, events in row.hot.items()
+    ]
+    part, key, pe = max(parts, default=(0.0, "", ""))
+    if part >= _SHARE:
+        text = f"key {key!r} has {min(part, 1.0):.0%} of the events of PE {pe!r}, for one instance"
+        do = "split the key by a part of the event, and add up in a second PE"
+        yield look.reason("hot-key", text, do)
+
+
+def _watermark(look: Look) -> Iterator[Reason]:
+    if not any(row.app == look.app and row.windows for row in look.now.windows):
+        return
+    earlier = {row.stream: row for row in look.before.watermarks if row.app == look.app}
+    for row in look.now.watermarks:
+        was = earlier.get(row.stream)
+        if row.app != look.app or was is None or was.at != row.at or not row.holding:
+            continue
+        if look.comes(row.stream) and (row.behind >= _SILENT_SECONDS or not row.at):
+            text = (
+                f"the watermark of stream {row.stream!r} stands {row.behind:.0f} s behind its "
+                f"latest event: it waits for {row.holding}"
+            )
+            do = "have that source send, report its watermark or end; or give the stream idle="
+            yield look.reason("watermark", text, do)
+
+
+def _inputs_wait(look: Look) -> Iterator[Reason]:
+    for row in look.now.windows:
+        if row.app == look.app and row.waiting:
+            text = f"{', '.join(row.waiting)}: further in time than slower inputs, so it waits"
+            yield look.reason("ahead", text, "see why the other inputs are slow or silent")
+
+
+def _full_stage(look: Look) -> Iterator[Reason]:
+    text = bottleneck_of(look.stages)
+    if text:
+        do = "make what takes its events quicker, or give the app more partitions and containers"
+        yield look.reason("full", text, do)
+
+
+RULES: Mapping[str, Callable[[Look], Iterator[Reason]]] = {
+    "not-running": _not_running,
+    "node-away": _nodes_away,
+    "failing": _failing,
+    "restoring": _restoring,
+    "receiver-away": _receiver_away,
+    "machine-busy": _machine_busy,
+    "commits": _commits,
+    "slow-pe": _slow_pe,
+    "hot-key": _hot_key,
+    "watermark": _watermark,
+    "ahead": _inputs_wait,
+    "full": _full_stage,
+}
+
+
+def reasons_of(app: str, now: Snapshot, before: Snapshot) -> list[Reason]:
+    """The reasons that hold up ``app``, the most important one first; empty if nothing does.
+
+    That a stage is full is a reason only if no other one is found.
+    """
+    look = Look(app, now, before)
+    found = [reason for rule in RULES.values() for reason in rule(look)]
+    causes = [reason for reason in found if reason.rule != "full"]
+    return (causes or found)[:MOST]

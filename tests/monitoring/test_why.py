@@ -1,0 +1,211 @@
+"""The rules of ``s4 why``: a reason for each way in which an app is held up, and none without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from s4node.cluster.node.container_status import ContainerStatus
+from s4node.deploy.cluster_snapshot import (
+    AppRow,
+    FailingRow,
+    NodeRow,
+    OutboxRow,
+    PeRow,
+    RestoringRow,
+    Row,
+    Snapshot,
+    WatermarkRow,
+    WindowsRow,
+    WorkRow,
+)
+from s4node.monitoring.why import MOST, RULES, reasons_of
+
+SECONDS = 2.0
+
+
+def app(name: str = "shop", state: str = "running") -> AppRow:
+    return AppRow(name, "", state, 1, [], ["one"] if state == "running" else [], {})
+
+
+def node(problem: str = "", failure: str = "") -> NodeRow:
+    container = ContainerStatus("shop", "one", "", "waiting", 1, "", 3, failure)
+    return NodeRow("one", "tcp://one:1", 1, "host", [container], problem)
+
+
+def stage(depth: int = 0, admitted: int = 0) -> Row:
+    return Row(
+        "stream", "clicks", app="shop", depth=depth, capacity=100, admitted=admitted,
+        fullest=depth / 100,
+    )  # fmt: skip
+
+
+def work(process: float = 0.0, commit: float = 0.0, commits: int = 0, **of: Any) -> WorkRow:
+    seconds, calls = {"process": process, "commit": commit}, {"process": 99, "commit": commits}
+    known = {"cpu_seconds": process, "load": 0.5} | of
+    return WorkRow("shop", "one", 1, seconds, calls, **known)
+
+
+def pe(name: str, seconds: float, calls: int = 1000, **hot: float) -> PeRow:
+    return PeRow("shop", name, "on_event", seconds, calls, 0, hot)
+
+
+def snapshot(time: float, **rows: Any) -> Snapshot:
+    kinds = {"nodes": [node()], "apps": [app()], "stages": [stage()]}
+    return Snapshot("default", "", time, **(kinds | rows))
+
+
+NOTHING: dict[str, Any] = {"work": [work()]}
+BUSY: dict[str, Any] = {"work": [work(1.9)]}
+FULL = {"stages": [stage(99)]}
+
+
+def marks(at: float, admitted: int, behind: float = 9.0) -> dict[str, Any]:
+    return {
+        "watermarks": [WatermarkRow("shop", "clicks", at, "program 'joe'", behind)],
+        "windows": [WindowsRow("shop", 3)],
+        "stages": [stage(0, admitted)],
+    }
+
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    (
+        "not-running",
+        {},
+        {"apps": [app(state="waiting to restart")], "nodes": [node(failure="ValueError: joe")]},
+        "it is waiting to restart; its last failure: ValueError: joe",
+    ),
+    (
+        "node-away",
+        {},
+        {"nodes": [node("does not answer within 2 s")]},
+        "node 'one' does not answer within 2 s",
+    ),
+    (
+        "failing",
+        {},
+        {"failing": [FailingRow("shop", ["Partition 0"], "the disk is full")]},
+        "1 tasks cannot commit or start, and try again: the disk is full",
+    ),
+    (
+        "restoring",
+        {},
+        {"restoring": [RestoringRow("shop", "Partition 0", 10, 90)]},
+        "1 tasks fetch their state: 10 of at most 90 objects",
+    ),
+    (
+        "receiver-away",
+        {},
+        {
+            "outboxes": [OutboxRow("shop", "totals", "page", 1234)],
+            "apps": [app(), app("page", "stopped")],
+        },
+        "1,234 events of stream 'totals' wait for app 'page': it is away",
+    ),
+    (
+        "machine-busy",
+        {},
+        {"work": [work(1.9, cpu_seconds=0.8, load=4.0)]},
+        (
+            "the machine is busy with other work: its load is 4.0 by core, and the container has "
+            "40% of a core while it works 95% of the time"
+        ),
+    ),
+    (
+        "commits",
+        {"work": [work()]},
+        {"work": [work(0.1, commit=1.2, commits=4)]},
+        "commits take 60% of the time of a task: 4 of 300.0 ms on average",
+    ),
+    (
+        "slow-pe",
+        {"pes": [pe("Slow", 5.0, 100), pe("Quick", 2.0, 100)]},
+        BUSY | {"pes": [pe("Slow", 6.5, 1600), pe("Quick", 2.1, 1600)]},
+        "PE 'Slow' takes 94% of the time of all PEs: a call of on_event takes 1.0 ms",
+    ),
+    (
+        "hot-key",
+        {},
+        FULL | {"pes": [pe("Count", 0.1, 1000, joe=620.0, ann=9.0)]},
+        "key 'joe' has 62% of the events of PE 'Count', for one instance",
+    ),
+    (
+        "watermark",
+        marks(60.0, 10),
+        marks(60.0, 20),
+        (
+            "the watermark of stream 'clicks' stands 9 s behind its latest event: it waits for "
+            "program 'joe'"
+        ),
+    ),
+    (
+        "ahead",
+        {},
+        {"windows": [WindowsRow("shop", 1, waiting=["log.fast"])]},
+        "log.fast: further in time than slower inputs, so it waits",
+    ),
+    (
+        "full",
+        {},
+        FULL,
+        "stream 'clicks' of app 'shop' is 99% full: its consumer is too slow",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "before", "now", "text"), CASES, ids=[c[0] for c in CASES])
+def test_an_app_that_is_held_up_has_a_reason_with_its_figure(
+    rule: str, before: dict[str, Any], now: dict[str, Any], text: str
+) -> None:
+    then = snapshot(0.0, **(NOTHING | before))
+    (reason,) = reasons_of("shop", snapshot(SECONDS, **(NOTHING | now)), then)
+    assert (reason.rule, reason.text) == (rule, text)
+    assert reason.do
+    assert reasons_of("another", snapshot(SECONDS, **(NOTHING | now)), then) == []
+
+
+def test_there_is_a_case_for_each_rule() -> None:
+    assert [case[0] for case in CASES] == list(RULES)
+
+
+HEALTHY: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"pes": [pe("Count", 1.0, 10)]}, {"pes": [pe("Count", 1.5, 20, joe=19.0)]}),  # has time left
+    ({}, {"work": [work(0.5, commit=0.1, commits=2, load=4.0)]}),
+    (marks(60.0, 10), marks(61.0, 20)),  # the watermark moves
+    (marks(60.0, 10), marks(60.0, 10)),  # nothing comes
+    ({}, {"outboxes": [OutboxRow("shop", "seen", "", 9), OutboxRow("shop", "totals", "shop", 9)]}),
+    ({}, {"nodes": [msgspec.structs.replace(node("is away"), name="two")]}),  # not one of the app
+]
+
+
+@pytest.mark.parametrize(("before", "now"), HEALTHY)
+def test_nothing_holds_up_an_app_that_has_time_left(
+    before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    then = snapshot(0.0, **(NOTHING | before))
+    assert reasons_of("shop", snapshot(SECONDS, **(NOTHING | now)), then) == []
+
+
+def test_counts_that_begin_anew_are_those_since_the_restart() -> None:
+    before = snapshot(0.0, work=[work(900.0, 5.0, 50)], pes=[pe("Slow", 900.0, 10**6)])
+    now = snapshot(SECONDS, work=[work(1.9, 0.1, 1)], pes=[pe("Slow", 1.8, 100)])
+    (reason,) = reasons_of("shop", now, before)
+    assert (
+        reason.text
+        == "PE 'Slow' takes 100% of the time of all PEs: a call of on_event takes 18.0 ms"
+    )
+
+
+def test_at_most_three_reasons_are_given_the_most_important_first() -> None:
+    rows = FULL | {
+        "failing": [FailingRow("shop", ["Partition 0"], "the disk is full")],
+        "restoring": [RestoringRow("shop", "Partition 1", 1, 9)],
+        "windows": [WindowsRow("shop", 1, waiting=["log.fast"])],
+        "pes": [pe("Slow", 1.0, 1000, joe=990.0)],
+    }
+    found = reasons_of("shop", snapshot(SECONDS, **(BUSY | rows)), snapshot(0.0, **NOTHING))
+    assert [each.rule for each in found] == ["failing", "restoring", "slow-pe"]
+    assert len(found) == MOST
