@@ -76,12 +76,12 @@ class Look:
                 self.busy, self.cpu, self.load = busy, max(0.0, used) / self.seconds, row.load
 
     @property
-    def full(self) -> list[Row]:
+    def full_stages(self) -> list[Row]:
         return [row for row in self.stages if row.executor != "throttle" and row.fullest >= FULL]
 
     @property
     def held_up(self) -> bool:
-        return self.busy >= _BUSY or bool(self.full)
+        return self.busy >= _BUSY or bool(self.full_stages)
 
     def pes(self) -> list[PeRow]:
         """The handlers that were called meanwhile, by their time."""

@@ -38,7 +38,7 @@ async def test_a_node_is_unready_while_a_command_has_stopped_its_app_and_not_whi
         await node.ready()
         async with node.watched() as said:
             status, errors = await node.deploy(source=BROKEN)
-        assert status == 1
+        assert status == 2
         assert "self.nothing()" in errors
         assert said == {"ready\n"}
         async with node.watched() as said:

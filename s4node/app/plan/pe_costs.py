@@ -55,12 +55,12 @@ class PeCosts:
         self._targets: dict[str, Mapping[str, Any]] = {}
 
     def sample(self, plan: Plan, events: int) -> Probe:
-        """The probe that runs a slice of so many events. ``take`` follows."""
+        """The probe that runs a slice of so many events. ``measured`` follows."""
         every = _EVERY_SMALL if events < _SMALL else _EVERY
         plan.next_probe = plan.slices + min(plan.slices, every)
         return plan.probe(self._clock)
 
-    def take(self, stream: str, plan: Plan, probe: Probe, events: int) -> None:
+    def measured(self, stream: str, plan: Plan, probe: Probe, events: int) -> None:
         """Count the ``events`` that were measured for all since the last ones."""
         weight, plan.unmeasured = plan.unmeasured / max(1, events), 0
         for name, cost in probe.costs.items():

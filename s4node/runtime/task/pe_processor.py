@@ -216,7 +216,7 @@ class PeProcessor(Processor):
             else:
                 self._trim(self._trimmed)
             if probe is not None:
-                self.costs.take(batch.stream, plan, probe, min(len(events), PROBED))
+                self.costs.measured(batch.stream, plan, probe, min(len(events), PROBED))
         finally:
             handled.set(None)
             end_put(token)

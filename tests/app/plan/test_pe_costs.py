@@ -76,7 +76,7 @@ def test_keys_that_are_many_and_rare_take_no_memory_and_are_not_reported() -> No
         probe = sampled(costs, plan, 100)
         if probe is not None:
             probe.keys.update({f"{number} {n}": 1 for n in range(70)} | {"hot": 30})
-            costs.take("clicks", plan, probe, 100)
+            costs.measured("clicks", plan, probe, 100)
     assert max(map(len, costs._keys.values())) <= 1000
     assert list(costs.statistics()["hot_keys"]["Slow"]) == ["hot"]
 
