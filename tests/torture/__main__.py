@@ -34,7 +34,7 @@ ordinary = [scene for scene in SCENES if scene != "machines"]
 held = True
 while held and time.monotonic() < until:
     scene = options.scene or ordinary[seed % len(ordinary)]
-    seconds = options.seconds if scene == "machines" else options.round
+    seconds = 0.0 if kinds else options.seconds if scene == "machines" else options.round
     held = main(Path(tempfile.mkdtemp(prefix="s4-torture-")), scene, seed, seconds, kinds)
     seed += 1
     if kinds:
