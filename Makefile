@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture test-kafka simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture test-kafka torture-kafka simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,11 @@ test-slice: install-spark ## run three minutes of test-long; another part after 
 test-kafka: install ## run the tests of Kafka over a broker, which Maven downloads; without Maven they are skipped
 	-@bash tools/install kafka
 	$(PYTHON_OF_VENV) -m pytest tests/kafka $(ARGS)
+
+torture-kafka: install ## an app with topics in and out, killed 200 times; and 20,000 histories of its outlet
+	-@bash tools/install kafka
+	KILLS=200 $(PYTHON_OF_VENV) -m pytest tests/kafka/test_kafka_output.py -k members_and_of_the_broker $(ARGS)
+	HISTORIES=20000 $(PYTHON_OF_VENV) -m pytest tests/runtime/outputs/test_outlet.py $(ARGS)
 
 test-frames: install ## send FRAMES= frames at all bounds to a node, with TLS and without
 	FUZZ_FRAMES=$(or $(FRAMES),1000000) $(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=0 $(BESIDE) \

@@ -3,7 +3,7 @@
 An app is a graph of streams and processing elements (PEs); each key has its own PE instance.
 
 - Write apps with :class:`App`, :class:`AdapterApp`, :class:`ProcessingElement`, :class:`Event`,
-  :class:`GenericEvent`, :class:`KeyFinder`.
+  :class:`GenericEvent`, :class:`Tombstone`, :class:`KeyFinder`.
 - Write tasks in the manner of Apache Samza with :class:`TaskApp`; a task is given
   :class:`Envelope`, :class:`Collector` and :class:`Coordinator` objects.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`; to one that
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from s4node.app.windows import Window, count, day, hopping, session, tumbling
     from s4node.config.config import Config
     from s4node.errors import S4Error
-    from s4node.events.event import Event, GenericEvent, created_ms, event_id
+    from s4node.events.event import Event, GenericEvent, Tombstone, created_ms, event_id
     from s4node.events.keys import Key, KeyFinder
     from s4node.net.certificates.credentials import Credentials
     from s4node.net.client.client import Client
@@ -84,6 +84,7 @@ __all__ = [
     "Pairs",
     "Event",
     "GenericEvent",
+    "Tombstone",
     "created_ms",
     "event_id",
     "Key",
@@ -143,6 +144,7 @@ _HOMES = {
     "Pairs": "pes.pairs",
     "Event": "events.event",
     "GenericEvent": "events.event",
+    "Tombstone": "events.event",
     "created_ms": "events.event",
     "event_id": "events.event",
     "Key": "events.keys",

@@ -301,6 +301,14 @@ class TaskFenced(S4Error):  # noqa: N818
     """Another container now owns this task; what this one does no longer counts."""
 
 
+class ReceiverLost(S4Error):  # noqa: N818
+    """The receiver of a task's output has to be opened again; what was under way is undecided."""
+
+
+class MarkerError(S4Error):
+    """A receiver's marker of a task contradicts the state of the task."""
+
+
 class LifecycleError(S4Error):
     """A lifecycle listener, or an app's ``on_close``, raised; ``__cause__`` is that exception."""
 

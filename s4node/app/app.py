@@ -183,10 +183,22 @@ class App:
         return stream
 
     def create_output_stream(
-        self, name: str, *, key: KeySpec | None = None, types: Sequence[type] | type = ()
+        self,
+        name: str,
+        *,
+        key: KeySpec | None = None,
+        types: Sequence[type] | type = (),
+        system: str = LIVE,
     ) -> OutputStream:
-        """A stream to the clusters that consume ``name``; without a key, round robin."""
-        return self._add(OutputStream, name, (), key, types, broadcast=False)
+        """A stream to the clusters that consume ``name``; without a key, round robin.
+
+        With a ``system`` such as ``kafka``, its events are records of the stream of this name
+        there. They are published after the commit that has them, each once, so the tasks of the app
+        keep state. The key is that of the records.
+        """
+        stream = self._add(OutputStream, name, (), key, types, broadcast=False)
+        stream.system = system
+        return stream
 
     def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         """Run an async function beside the app until it ends or the app stops.

@@ -13,14 +13,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from sys import getrefcount
 from typing import Any, NamedTuple, Protocol, Self
 
 from s4node.errors import EventError, GraphError, S4Error
 from s4node.events.copies import copier_of, sharing
-from s4node.events.event import LIVE, GenericEvent
+from s4node.events.event import LIVE, GenericEvent, Tombstone
 from s4node.events.keys import KeySpec
 from s4node.events.routing import compiled
 from s4node.events.schema import EventType
@@ -317,11 +317,18 @@ class OutputStream(Stream):
     """A stream to the clusters that consume it.
 
     With a key its events go to the partition of their key there, without one round robin over the
-    consuming cluster's partitions. Each consuming cluster gets every event once.
+    consuming cluster's partitions. Each consuming cluster gets every event once. With another
+    ``system`` than ``live``, tasks write its events there, as records.
     """
 
     kind = "output"
+    system = LIVE
     carrier: RemoteCarrier | None
+
+    @property
+    def is_live(self) -> bool:
+        """Return True if clusters consume it."""
+        return self.system == LIVE
 
     def watermark(self, time: float) -> None:
         """Say in a source that nothing sent from now on is older than ``time``, in Unix seconds.
@@ -338,6 +345,17 @@ class OutputStream(Stream):
         return ()
 
     def _admit_type(self, cls: type) -> None:
-        if self._declared:
+        if self._declared and (cls is not Tombstone or self.is_live):
             super()._admit_type(cls)
+        if cls is Tombstone and (self.is_live or self.key is None):
+            raise EventError(
+                f"stream {self.name!r} takes no Tombstone: it deletes a key, and is for a stream "
+                f"with a key to a system such as kafka"
+            )
         self._set_types({**self._types, cls: EventType(cls)})
+
+
+def outlets_of(streams: Mapping[str, Stream]) -> list[OutputStream]:
+    """The output streams that lead to systems."""
+    found = [stream for stream in streams.values() if isinstance(stream, OutputStream)]
+    return [stream for stream in found if not stream.is_live]

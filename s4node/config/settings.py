@@ -374,6 +374,12 @@ SYSTEM_CONSUMER = ClientOption(
     "secret is in a file, which the option with .file names, as sasl.password.file does.",
     "systems.orders.consumer.ssl.ca.location",
 )
+SYSTEM_PRODUCER = ClientOption(
+    _INPUTS, "systems.<system>.producer.<option>", "30000", kinds.TEXT,
+    "An option of the client that writes to a system. For kafka it is one of librdkafka's. The "
+    "options of connections are those of the consumer, unless they are set here, too.",
+    "systems.orders.producer.transaction.timeout.ms",
+)
 PHYSICAL_NAME = Pattern(
     _INPUTS, "streams.<stream>.samza.physical.name", "shop.orders-v2", kinds.TEXT,
     "The name of the stream in its system, such as a topic of kafka, if it is another one.",

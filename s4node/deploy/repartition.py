@@ -36,6 +36,7 @@ from s4node.net.wire.frame import TASK
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import row_of
 from s4node.offsets.task_claims import TaskClaims, now_ms
+from s4node.runtime.outputs.outlet_rows import outlets_in
 from s4node.savepoints import replacement
 from s4node.savepoints.replacement import Decided
 from s4node.savepoints.shipped import savepoints_of
@@ -48,6 +49,7 @@ from s4node.state.rows import (
     FIRST_TABLE,
     META,
     OUTBOX,
+    OUTLET,
     PREFIX_BYTES,
     TASK_GROUP,
     prefix,
@@ -192,6 +194,12 @@ class Repartition:
                 frozenset(tables),
             )
             self._check_groups(former, state.database)
+            for system, found in outlets_in(state.rows(OUTLET)).items():
+                if found.batches:
+                    raise CheckpointError(
+                        f"{former.name} has records for system {system!r} that are not known to be "
+                        f"there; run {self.app} until it stops in order, while the system answers"
+                    )
             return former
 
     def _check_groups(self, task: FormerTask, database: Database) -> None:

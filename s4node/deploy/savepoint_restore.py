@@ -43,11 +43,13 @@ from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.outputs.channels import (
     NOTHING_SENT,
+    channel_name,
     parts_of,
     sent_before,
     sent_by,
     to_consumers,
 )
+from s4node.runtime.outputs.outlet_rows import begin_lives, records_of
 from s4node.savepoints.manifest import Facts, Manifest, Restoring
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
@@ -66,7 +68,7 @@ from s4node.state.job import (
     task_folder,
 )
 from s4node.state.remote_job import RemoteJob
-from s4node.state.rows import OUTBOX, PRODUCERS, task_row
+from s4node.state.rows import OUTBOX, OUTLET, PRODUCERS, task_row
 from s4node.state.task_state import TaskState
 
 _BY_NUMBER = settings.GROUPER.default
@@ -254,6 +256,7 @@ class SavepointRestore:
 
         If that is not known, with ``again`` all begin one.
         """
+        begin_lives(state.changes, state.rows(OUTLET), tokens.later())
         then = sent_by(state)
         if newest is not None:
             now = newest.sent
@@ -350,7 +353,11 @@ def _facts_of(state: TaskState) -> Facts:
     acknowledged = [(*producer, row.number) for producer, row in state.producers().items()]
     ended = {stream for stream, _, _ in acknowledged} | state.facts(ENDED)
     acknowledged += [(each, "", state.meta(ENDED + each) or 0) for each in ended]
-    return Facts(sent_by(state), acknowledged)
+    written = {
+        channel_name("output", system): each
+        for system, each in records_of(state.rows(OUTLET)).items()
+    }
+    return Facts(sent_by(state) | written, acknowledged)
 
 
 def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Producer]:

@@ -43,6 +43,12 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
     event_name: ClassVar[str] = ""
 
 
+class Tombstone(Event):
+    """Deletes a key: on an output stream to Kafka it becomes a record with ``key`` and no value."""
+
+    key: Any
+
+
 class GenericEvent:
     """An event with dynamic attributes, for programs that share no classes.
 

@@ -16,6 +16,7 @@ Rules
 - A system may also have ``append_once(stream, partition, event, name)``, as the embedded log has:
   it appends an event at most once under a name, and returns True if it did. Without it a crash may
   store a dead letter twice.
+- A system to which tasks may write is a ReceivingSystem.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, assert_never
+
+import msgspec
 
 from s4node.errors import StartpointError
 from s4node.events.event import EventBatch
@@ -216,4 +219,57 @@ class System(Source, Protocol):
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
     ) -> int:
         """Append events durably; returns the offset of the first."""
+        ...
+
+
+class OutputRecord(NamedTuple):
+    """A record that a task writes to a stream; without a ``value`` it deletes its key."""
+
+    stream: str
+    key: bytes | None
+    value: bytes | None
+    time_ms: int
+    headers: Sequence[tuple[str, bytes]] = ()
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """The end of what is published of a task: commit ``number``, in the last of its ``lives``.
+
+    Each life has a name, and the number at which it has left the life before it. ``fence`` is the
+    owner's that has published.
+    """
+
+    lives: tuple[tuple[str, int], ...]
+    number: int
+    fence: int = 0
+
+
+class Receiver(Protocol):
+    """Takes the records of one task, in transactions that contain a marker.
+
+    Its methods raise ReceiverLost if the outcome is unknown, or another receiver of the same task
+    was opened since. It may then be opened again. Other errors do not pass.
+    """
+
+    async def open(self) -> Marker | None:
+        """Decide what was under way, fence earlier receivers of the task, and return the marker of
+        its last transaction."""
+        ...
+
+    async def transact(self, records: Sequence[OutputRecord], marker: Marker) -> None:
+        """Write the records and the marker, all of them or none."""
+        ...
+
+    async def close(self) -> None:
+        """Release all resources."""
+        ...
+
+
+class ReceivingSystem(System, Protocol):
+    """A system to which tasks write; a record takes at most ``most_bytes`` with its key."""
+
+    most_bytes: int
+
+    def receiver(self, cluster: str, app: str, task: str) -> Receiver:
+        """The receiver of a task's records."""
         ...

@@ -32,7 +32,7 @@ from s4node.runtime.container.container import Container
 def streams_of(app: App) -> tuple[list[str], list[str]]:
     """The names of an app's live input streams, and of its output streams."""
     inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
-    outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
+    outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream) and s.is_live]
     return inputs, outputs
 
 

@@ -28,7 +28,7 @@ _PIECE = 4096
 TASK_GROUP = 0xFFFF
 """The group of rows without a key group."""
 
-META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED, REDO, CLOSINGS = range(7)
+META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED, REDO, CLOSINGS, OUTLET = range(8)
 """The tables that every task has."""
 
 FIRST_TABLE = 16

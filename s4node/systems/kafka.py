@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,12 +34,14 @@ from confluent_kafka.admin import AdminClient
 from s4node import threads
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.config.key import ClientOption
 from s4node.errors import ConfigError, S4Error, StartpointError, UnknownStream, described
 from s4node.events.event import GenericEvent
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import Startpoint, Timestamp
-from s4node.offsets.system import Bounds, PartitionReader, SystemStreamPartition
+from s4node.offsets.system import Bounds, PartitionReader, Receiver, SystemStreamPartition
 from s4node.systems.kafka_reader import DENIED, GONE, PASSING, KafkaConsumer, KafkaReader
+from s4node.systems.kafka_writer import KafkaMarkers, KafkaReceiver
 from s4node.systems.records import RecordFormat, RecordReader
 
 log = get_logger("s4node.systems")
@@ -69,6 +72,14 @@ OWNED: Mapping[str, str] = {
 }
 """The options that are not the user's, with the reason."""
 
+OWNED_BY_PRODUCERS: Mapping[str, str] = {
+    "bootstrap.servers": "systems.<system>.address names the brokers",
+    "metadata.broker.list": "systems.<system>.address names the brokers",
+    "transactional.id": "it is the name of the task",
+    "enable.idempotence": "transactions need it",
+    "acks": "transactions need those of all replicas",
+}
+
 _SECRETS = (
     "sasl.password",
     "sasl.oauthbearer.client.secret",
@@ -85,6 +96,11 @@ _OF_CONNECTIONS = (
     *("reconnect.", "sasl.", "security.", "socket.", "ssl."),
 )
 """How options begin that those who write need, too."""
+
+_OF_TRANSACTIONS = ("transaction.", "delivery.report.")
+
+_WRITERS = 64
+"""The most tasks that write at a time."""
 
 _DENIALS = 3
 """After so many questions in turn that were denied, the container ends: brokers that start may deny
@@ -105,6 +121,11 @@ class KafkaSystem:
         self._config = config
         self._topics = config.matching(settings.PHYSICAL_NAME)
         self._options = self._consumer_options()
+        self._producing = self._producer_options()
+        self.most_bytes = int(self._producing["message.max.bytes"])
+        """The most bytes of a record that a task may write."""
+        self._markers: dict[str, KafkaMarkers] = {}
+        self._writing = trio.CapacityLimiter(_WRITERS)
         self._asker: Consumer | None = None
         self._making = threading.Lock()  # of the asker
         self._ends: dict[SystemStreamPartition, int] = {}  # of bounded streams
@@ -133,13 +154,33 @@ class KafkaSystem:
             "socket.keepalive.enable": True,
             "log_level": 0,  # what matters comes as an error
         }
-        for key, text in self._config.matching(settings.SYSTEM_CONSUMER).items():
+        return options | self._given_options("consumer", settings.SYSTEM_CONSUMER, OWNED)
+
+    def _producer_options(self) -> dict[str, Any]:
+        given = self._given_options("producer", settings.SYSTEM_PRODUCER, OWNED_BY_PRODUCERS)
+        timeout = given.setdefault("transaction.timeout.ms", "30000")
+        return {
+            **{k: v for k, v in self._options.items() if k.startswith(_OF_CONNECTIONS)},
+            "batch.num.messages": 10_000,
+            "delivery.report.only.error": True,
+            "linger.ms": 0,  # a commit sends what there is
+            "message.max.bytes": 1_000_000,
+            "message.timeout.ms": timeout,
+            "partitioner": "murmur2_random",
+            **given,
+        }
+
+    def _given_options(
+        self, kind: str, pattern: ClientOption[str], owned: Mapping[str, str]
+    ) -> dict[str, Any]:
+        options = {}
+        for key, text in self._config.matching(pattern).items():
             system, _, option = key.partition(".")
             if system != self.name:
                 continue
-            setting = f"systems.{system}.consumer.{option}"
-            if option in OWNED:
-                reason = OWNED[option].replace("<system>", system)
+            setting = f"systems.{system}.{kind}.{option}"
+            if option in owned:
+                reason = owned[option].replace("<system>", system)
                 raise ConfigError(f"{setting} is set, and cannot be: {reason}; remove it")
             if option in _SECRETS:
                 raise ConfigError(
@@ -349,6 +390,15 @@ class KafkaSystem:
 
     # -- writing -------------------------------------------------------------------------------
 
+    def receiver(self, cluster: str, app: str, task: str) -> Receiver:
+        """Take the output of a task, in transactions."""
+        topic = re.sub(r"[^\w.-]", "_", f"__s4-{cluster}-{app}", flags=re.ASCII)
+        if topic not in self._markers:
+            self._markers[topic] = KafkaMarkers(topic, self._options)
+        name = f"s4/{cluster}/{app}/{task}/{self.name}"
+        markers, topics = self._markers[topic], self._topics
+        return KafkaReceiver(name, self._producing, markers, topics, self._writing, self)
+
     async def append(
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
     ) -> int:
@@ -361,9 +411,9 @@ class KafkaSystem:
         return await threads.run_sync(self._produce, place, values, created_ms or 0)
 
     def _produce(self, place: TopicPartition, values: Sequence[bytes], created_ms: int) -> int:
-        options = {k: v for k, v in self._options.items() if k.startswith(_OF_CONNECTIONS)}
         waits = {"enable.idempotence": True, "message.timeout.ms": 0}  # as long as it takes
-        producer = Producer({**options, **waits})
+        named = {k: v for k, v in self._producing.items() if not k.startswith(_OF_TRANSACTIONS)}
+        producer = Producer({**named, **waits})
         offsets: list[int] = []
         errors: list[KafkaError] = []
 

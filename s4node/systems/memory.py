@@ -26,8 +26,10 @@ from s4node.offsets.system import (
     Bounds,
     EndOfStream,
     InputBatch,
+    Receiver,
     SystemStreamPartition,
 )
+from s4node.systems.memory_receiver import MemoryReceiver, Published
 from s4node.systems.records import Headers, RecordBatch, RecordFormat, RecordReader, Records
 
 BATCH_EVENTS = 100
@@ -82,6 +84,9 @@ class MemorySystem:
         self._away = False
         self._changed = trio.lowlevel.ParkingLot()
         self._types: dict[type, EventType] = {}
+        self.published = Published()
+        """The records of tasks."""
+        self.most_bytes = 1_000_000
 
     # -- for tests -----------------------------------------------------------------------------
 
@@ -254,6 +259,10 @@ class MemorySystem:
         await self.wait_reachable()
         self.partition_of(SystemStreamPartition(self.name, stream, partition))
         return self.put(stream, partition, *events, created_ms=created_ms)
+
+    def receiver(self, cluster: str, app: str, task: str) -> Receiver:
+        """Take the output of a task, in transactions."""
+        return MemoryReceiver(f"{cluster}/{app}/{task}", self.published, self.wait_reachable)
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
         await self.wait_reachable()

@@ -18,9 +18,12 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
+from s4node.app.stream import OutputStream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import S4Error
+from s4node.events.event import LIVE
 from s4node.events.keys import Key
+from s4node.offsets.system import OutputRecord
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.runtime.task.task import Task
@@ -209,6 +212,17 @@ class AppTest(Generic[A]):
         taken = kept.copy()
         kept.clear()
         return taken
+
+    def records(self, stream: str) -> list[OutputRecord]:
+        """The records that are published of an output stream to a system, in order.
+
+        Events come after their commit, so not before time has passed.
+        """
+        self._known(stream)
+        system = getattr(self.app.streams[stream], "system", LIVE)
+        if not isinstance(self.app.streams[stream], OutputStream) or system == LIVE:
+            raise LookupError(f"{stream!r} does not lead to a system; look at output({stream!r})")
+        return self._runtime.world.inputs.system(system).published.of(stream)
 
     @overload
     def state(self, pe: type[P], key: Key | None = None, *, partition: int | None = None) -> P: ...

@@ -112,6 +112,7 @@ def test_the_list_has_these_families_of_keys() -> None:
         "systems.<system>.type",
         "systems.<system>.address",
         "systems.<system>.consumer.<option>",
+        "systems.<system>.producer.<option>",
         "streams.<stream>.samza.physical.name",
         "streams.<stream>.samza.msg.serde",
         "streams.<stream>.record.key",

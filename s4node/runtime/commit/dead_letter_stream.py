@@ -42,6 +42,12 @@ class DeadLetterStream:
         name = self._name
         stream = self._app.streams.get(name)
         if isinstance(stream, OutputStream):
+            if not stream.is_live:
+                raise ConfigError(
+                    f"{settings.DEAD_LETTERS.name} = {name}: the stream leads to system "
+                    f"{stream.system!r}, and takes only what tasks put; name another output "
+                    f"stream, or a stream of the log"
+                )
             types = [kind.cls for kind in stream.types]
             if types and GenericEvent not in types:
                 raise ConfigError(

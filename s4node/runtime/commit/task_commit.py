@@ -194,7 +194,7 @@ class TaskCommits:
     @property
     def keeps(self) -> bool:
         """True if a commit may have more than the task's progress."""
-        return self.task.gate.whole or bool(self.channels.channels)
+        return self.task.gate.whole or self.channels.keeps
 
     @property
     def changed(self) -> bool:
@@ -291,7 +291,7 @@ class TaskCommits:
     async def _write(self, what: TaskProgress) -> bool:
         """Write in a thread; return False if that failed and may be tried again."""
         context = self._context
-        leaves = self.channels.leave
+        leaves = self.channels.releases
         linked = leaves or _comes_from_tasks(what)  # others neither resend nor take back its events
         checks = bool(leaves or what.producers or what.consumed)
         done = context.run if self.task.done else 0

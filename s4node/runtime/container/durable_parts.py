@@ -22,7 +22,7 @@ import trio
 from s4node import threads
 from s4node.app.app import App
 from s4node.app.plan import graph
-from s4node.app.stream import InputStream, OutputStream
+from s4node.app.stream import InputStream, OutputStream, outlets_of
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
@@ -57,6 +57,7 @@ from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
 from s4node.runtime.loop.run_loop import Rest, RunLoop
+from s4node.runtime.outputs.outlets import OutletContext, receiving
 from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
@@ -119,9 +120,12 @@ class DurableParts(FastParts):
         there is one. Raises UnknownStream for a system or stream that does not exist.
         """
         streams = replayable(app)
-        if not streams and not durable_of(app, config):
+        outlets = outlets_of(app.streams)
+        if not streams and not durable_of(app, config) and not outlets:
             return FastParts(app, config)
         replay = cls(app, config, own_log, stopping)
+        for outlet in outlets:
+            receiving(replay.systems, outlet)
         for stream in streams:
             replay.systems[stream.system]  # raises if there is none
         letters = replay._letters
@@ -136,6 +140,8 @@ class DurableParts(FastParts):
                 replay.counts[stream.system, stream.name] = count
                 identity = await replay.systems[stream.system].identity(stream.name)
                 replay.identities[stream.system, stream.name] = identity
+            for outlet in outlets:
+                await replay.systems[outlet.system].partitions(outlet.name)  # raises if unknown
             if letters.place is not None:
                 letters.partitions = await replay._partitions_of(*letters.place)
             nursery.cancel_scope.cancel()
@@ -276,6 +282,8 @@ class DurableParts(FastParts):
         names = {task.index: task.name for task in model.tasks}
         identify = partial(self.retries.answer, "", self._identify)
         self._savepoints = SavepointRequests(folder, identify, config, names, self.cuts, fast)
+        if isinstance(outputs.context, OutletContext):
+            outputs.context.prepare(self.systems, self.committer, loop)
         self.committer.report_cut = self._savepoints.report_cut
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(
@@ -316,6 +324,7 @@ class DurableParts(FastParts):
             await nursery.start(system.run)
         await nursery.start(self.dead_letters.run)
         await nursery.start(self.consumers.run)
+        await nursery.start(self._outputs.context.run)
 
     async def _start_standbys(self, nursery: trio.Nursery) -> None:
         folder, remote_job = self._folder(self._name), self._remote_job
@@ -441,6 +450,8 @@ class DurableParts(FastParts):
     async def end_run(self) -> None:
         """Write all changes, and end the run of the job if all its tasks are done."""
         await self._outputs.wait_acknowledged()
+        await self.committer.wait_written(self._partitions.tasks.values())
+        await self._outputs.context.wait_published()
         await self.committer.wait_written(self._partitions.tasks.values())
         if self._loop.stopped_itself:
             live = bool(live_of(self._app))

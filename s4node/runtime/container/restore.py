@@ -51,7 +51,7 @@ from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import Gained, SystemConsumers
 from s4node.runtime.loop.run_loop import RunLoop
-from s4node.runtime.outputs.task_channels import ChannelContext, TaskChannels
+from s4node.runtime.outputs.task_channels import ChannelContext
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.state import epochs, task_state
@@ -148,7 +148,7 @@ class Restore:
         folder = task_folder(self._folder, model.name)
         task.failures.isolate(self._recovery)
         claim, state, retention = await self._claim(task, folder, origin, epoch)
-        channels = TaskChannels(self._channels, task, state, claim.fence)
+        channels = self._channels.of_task(task, state, claim.fence)
         commits = TaskCommits(self._context, task, claim, state, retention, channels)
         self._committer.add(commits)
         if claim.lacks(state.last[1]):

@@ -17,6 +17,7 @@ import trio
 
 from s4node.app.app import App
 from s4node.app.plan import dataflow
+from s4node.app.stream import outlets_of
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
@@ -39,6 +40,7 @@ from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.channels import parts_of
 from s4node.runtime.outputs.dispatch import Dispatch
+from s4node.runtime.outputs.outlets import OutletContext
 from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.subscribers import Subscribers
@@ -113,7 +115,8 @@ class Parts:
             queue_size=config[settings.REMOTE_SENDER_SIZE],
             refusals=self.refusals,
         )
-        channels = ChannelContext(
+        context = OutletContext if outlets_of(app.streams) else ChannelContext
+        channels = context(
             app,
             config,
             self.pipeline,

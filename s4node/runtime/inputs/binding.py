@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from s4node.app.app import App
-from s4node.app.stream import InputStream, OutputStream
+from s4node.app.stream import InputStream, OutputStream, outlets_of
 from s4node.app.stream_task import TaskApp
 from s4node.config import settings
 from s4node.config.config import Config
@@ -103,6 +103,7 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
             )
     kept = bool(replayable(app) or app.stores) or "durable" in grades.values()
     kept = kept or any(p.windows or p.on_timer for p, _ in app.prototypes.values())
+    kept = kept or bool(outlets_of(app.streams))
     found = [name for name in live if grades.get(name, "durable" if kept else "fast") == "durable"]
     if not found and not replayable(app) and config[settings.CLUSTER_PARTITIONS] > 1:
         problems += [
@@ -119,7 +120,7 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
 def grades_of(app: App, config: Config) -> dict[str, str]:
     """The grade of each stream, fast or durable; events of tasks that commit are durable."""
     durable = durable_of(app, config)
-    kept = bool(durable or replayable(app))
+    kept = bool(durable or replayable(app) or outlets_of(app.streams))
     return {
         name: "durable" if (name in durable if name in live_of(app) else kept) else "fast"
         for name in app.streams

@@ -144,6 +144,8 @@ class Outputs:
     def _carrier(self, stream: OutputStream) -> OutputCarrier:
         context = self.context
         carrier = OutputCarrier(stream.name, self._loop, context.refusals, awaited=self._awaited)
+        if not stream.is_live:  # tasks write to a system
+            return carrier
         for consumer, address in Topology(context.config).consumers(stream.name).items():
             if consumer not in self._emitters:
                 self._emitters[consumer] = self._emitter([address])
@@ -226,7 +228,9 @@ class Outputs:
         edges = self.context.pipeline.order.edges.targets
         reached = {name: dataflow.reached(edges, name) for name in inputs}
         return {
-            stream: [name for name in inputs if stream in reached[name]] for stream in self.carriers
+            stream.name: [name for name in inputs if stream.name in reached[name]]
+            for stream in self.context.app.streams.values()
+            if isinstance(stream, OutputStream) and stream.is_live
         }
 
     def used(self, uses: Sequence[StreamUses]) -> None:

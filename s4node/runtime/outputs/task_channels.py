@@ -106,6 +106,17 @@ class ChannelContext:
     def cluster(self) -> str:
         return self.config[settings.CLUSTER_NAME]
 
+    def of_task(self, task: Task, state: task_state.TaskState, fence: int) -> TaskChannels:
+        """The channels of a task that was claimed with ``fence``."""
+        return TaskChannels(self, task, state, fence)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run beside the tasks until cancelled."""
+        task_status.started()
+
+    async def wait_published(self) -> None:
+        """Return once what tasks have written to systems is there, as far as these answer."""
+
 
 @dataclass(eq=False, repr=False)
 class TaskOverflow:
@@ -396,6 +407,11 @@ class TaskChannels:
     # -- commits -----------------------------------------------------------------------------
 
     @property
+    def keeps(self) -> bool:
+        """True if commits have rows of the channels."""
+        return bool(self.channels)
+
+    @property
     def awaited(self) -> bool:
         """True if events that the task has put wait for a commit of it."""
         return any(channel.release.unreleased for channel in self.channels.values())
@@ -454,7 +470,7 @@ class TaskChannels:
         return any(one.release.encode() or one.own.encode() for one in self.channels.values())
 
     @property
-    def leave(self) -> bool:
+    def releases(self) -> bool:
         """True if events may leave when the current commit is written."""
         return any(channel.release.leaving for channel in self.channels.values())
 
@@ -463,7 +479,7 @@ class TaskChannels:
         self._replace_channels()
         if not written:
             self._moved = -1
-        leaving = written and self.leave
+        leaving = written and self.releases
         if leaving:
             passing("outbox.release")
         for channel in self.channels.values():
