@@ -117,14 +117,9 @@ class ByExecutor(AtOnce):
         return bool(super().behind(partition) or self._staged[partition])
 
     @property
-    def full(self) -> bool:
-        """True if as many events or bytes wait as may."""
-        return self.depth >= self.capacity or self.bytes >= self.max_bytes
-
-    @property
     def withheld(self) -> bool:
-        """True while full: only the app itself puts events here, and it waits then."""
-        return self.full
+        """True if as many events or bytes wait as may: then the app waits, which puts them."""
+        return self.depth >= self.capacity or self.bytes >= self.max_bytes
 
     def put(self, events: Sequence[Any], partition: int = -1, now: float = 0.0) -> int:
         stage, count = self.stage, len(events)

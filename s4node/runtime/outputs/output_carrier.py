@@ -25,7 +25,7 @@ from s4node import clocks
 from s4node.errors import WouldBlock
 from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.lane import checked_watermark
-from s4node.net.egress.release import ByExecutor, Mark
+from s4node.net.egress.release import ByExecutor
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.channels import Channel
 from s4node.runtime.outputs.refusals import Refusals
@@ -81,7 +81,7 @@ class OutputCarrier:
             self.unheard += count
 
     def extend(self, events: Sequence[Any]) -> int:
-        """Take events from a task or a source, which pauses while ``full`` is True.
+        """Take events from a task or a source, which pauses while ``holds`` is True.
 
         Return how many of the newest were dropped.
         """
@@ -102,16 +102,14 @@ class OutputCarrier:
                 self._loop.nudge()
         self.sent += count - least
         self.dropped += most
-        if self.full:
+        if self.holds:
             self.was_full = True
         return most
 
     @property
-    def full(self) -> bool:
+    def holds(self) -> bool:
         """True if tasks and sources have to wait."""
         return any(channel.release.holds for channel in self.channels.values())
-
-    holds = full
 
     @property
     def full_for(self) -> list[str]:
@@ -134,27 +132,10 @@ class OutputCarrier:
             found[name] = told
         return found
 
-    @property
-    def unsettled(self) -> dict[str, int]:
-        """The unacknowledged events of each consumer that has any and accepts the stream."""
-        return {
-            name: channel.release.unsettled
-            for name, channel in self.channels.items()
-            if channel.release.unsettled and not channel.outbox.error
-        }
-
-    def marks(self) -> list[tuple[str, Mark]]:
-        """A mark for each consumer after the events put so far."""
-        return [
-            (name, channel.release.mark())
-            for name, channel in self.channels.items()
-            if channel.release.unsettled
-        ]
-
     async def send(self, events: Sequence[Any]) -> int:
         """Take events from a source once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.full or (self._awaited and not self.channels):
+        while self.holds or (self._awaited and not self.channels):
             self.was_full = True
             await self._lot.park()
         dropped = self.extend(events)
@@ -163,7 +144,7 @@ class OutputCarrier:
 
     def send_nowait(self, events: Sequence[Any]) -> int:
         """Take events from a source; return how many were dropped, or raise WouldBlock."""
-        if self.full:
+        if self.holds:
             depth = max(channel.release.depth for channel in self.channels.values())
             raise WouldBlock(f"stream {self.stream!r}: {depth} events wait already")
         if self._awaited and not self.channels:
@@ -179,7 +160,7 @@ class OutputCarrier:
 
     def make_room(self) -> None:
         """Let tasks and sources go on if there is room again."""
-        if self.was_full and not self.full:
+        if self.was_full and not self.holds:
             self.was_full = False
             self._lot.unpark_all()
             self._loop.nudge()

@@ -275,7 +275,7 @@ class Outputs:
         A source that never ``waits``, such as a timer, may put much more than fits.
         """
         release, pipeline = self.to_members[stream].release, self.context.pipeline
-        if not waits and release.full:
+        if not waits and release.withheld:
             pipeline.spill(stream, release.stage)
         dropped = release.put(events, partition, trio.current_time())
         if dropped:
@@ -356,24 +356,27 @@ class Outputs:
         return sum(channel.release.unsettled for channel in channels if channel is not None)
 
     def owed(self) -> list[Owed]:
-        """The events that consumers have not acknowledged, without those of tasks that keep state,
-        which are not lost."""
+        """The events that consumers have not acknowledged and accept, without those of tasks that
+        keep state, which are not lost."""
         return [
             Owed(stream, consumer, events)
             for stream, carrier in self.carriers.items()
-            for consumer, events in carrier.unsettled.items()
+            for consumer, channel in carrier.channels.items()
+            if (events := channel.release.unsettled) and not channel.outbox.error
         ]
 
     async def wait_settled(self) -> None:
         """Wait until all events put on output streams so far are acknowledged by the consumers that
         are still there."""
-        carriers = self.carriers.values()
-        marks = [(carrier, *mark) for carrier in carriers for mark in carrier.marks()]
-        while marks := [
-            (carrier, consumer, mark)
-            for carrier, consumer, mark in marks
-            if consumer in carrier.channels and not mark.reached
-        ]:
+        marks = [
+            (carrier, channel, channel.release.mark())
+            for carrier in self.carriers.values()
+            for channel in carrier.channels.values()
+        ]
+        while any(
+            carrier.channels.get(channel.consumer) is channel and not mark.reached
+            for carrier, channel, mark in marks
+        ):
             await self._news.park()
 
     # -- stopping ----------------------------------------------------------------------------
