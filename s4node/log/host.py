@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import trio
 
@@ -29,7 +28,7 @@ from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
-from s4node.net.ingress.connection import Connection
+from s4node.net.ingress.connection import Connection, Waker
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
@@ -52,7 +51,7 @@ class LogHost:
     """Serves the log in the folder of ``config`` to the peers of a listener.
 
     Every answer carries ``node`` and ``headers``. ``taken`` says which stream names the owner of
-    the listener uses itself. ``effects`` are the listener's; ``nudge`` has it send verdicts.
+    the listener uses itself. ``effects`` are the listener's; its ``waker`` has it send verdicts.
     """
 
     def __init__(
@@ -63,12 +62,12 @@ class LogHost:
         incarnation: str,
         headers: wire.Headers,
         taken: WhoHas,
+        waker: Waker,
         effects: Effects,
-        nudge: Callable[[], None],
     ) -> None:
         self._config = config
         self._effects = effects
-        self._nudge = nudge
+        self._waker = waker
         self._node = node
         self._incarnation = incarnation
         self._headers = headers
@@ -140,15 +139,10 @@ class LogHost:
             max_bytes=self._queue.max_bytes,
             queue=self._queue,
             effects=self._effects,
-            grown=lambda _: self._grown(stream.name),
-            split_soon=lambda hosted: self._nursery.start_soon(_split, hosted),
+            readers=self._feeds,
+            waker=self._waker,
             types=self._types,
         )
-
-    def _grown(self, stream: str) -> None:
-        for feed in self._feeds.values():
-            feed.grown(stream)
-        self._nudge()
 
     def _tick(self, now: float) -> None:
         expiry = self._config[settings.PRODUCER_EXPIRY]
@@ -156,7 +150,7 @@ class LogHost:
             stream.admission.released()
             stream.admission.tick(now, expiry)
         if self._effects:
-            self._nudge()
+            self._waker.nudge()
 
     # -- stopping ------------------------------------------------------------------------------
 
@@ -189,6 +183,9 @@ class LogHost:
         if isinstance(header, wire.Data):
             if not self._streams.closing:
                 problem = hosted.on_data(header, frame.body, connection, trio.current_time())
+                if hosted.splits:
+                    hosted.splits = False
+                    self._nursery.start_soon(_split, hosted)
                 if problem:
                     connection.bad_frame(problem, header)
         elif isinstance(header, wire.Hello):

@@ -17,10 +17,10 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,6 +46,7 @@ from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress import peer_limits
 from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.connection import Waker
 from s4node.net.ingress.producer_lane import Effects, FrameReceipt, ProducerLane
 from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
@@ -93,10 +94,20 @@ class _Split(NamedTuple):
     queued: _Queued
 
 
+class Reader(Protocol):
+    """Somebody who may read the stream."""
+
+    def grown(self, stream: str) -> None:
+        """Note that a stream has more events."""
+        ...
+
+
 class HostedStream:
-    """One stream of the log. ``queue`` counts the events of all streams that wait for the disk;
-    ``grown(n)`` is called after partition ``n`` has taken or refused events; ``split_soon`` has
-    :meth:`split_next` called until it returns False."""
+    """One stream of the log. ``queue`` counts the events of all streams that wait for the disk.
+
+    ``readers`` are notified of appended events, and ``waker`` has verdicts sent. When it
+    ``splits``, :meth:`split_next` is to be called until it returns False.
+    """
 
     def __init__(
         self,
@@ -106,14 +117,16 @@ class HostedStream:
         max_bytes: int,
         queue: Gauge,
         effects: Effects,
-        grown: Callable[[int], None],
-        split_soon: Callable[[HostedStream], None],
+        readers: Mapping[Any, Reader],
+        waker: Waker,
         types: TypeBytes | None = None,
     ) -> None:
         self.stream = stream
         self.name = stream.name
         self.partitions = stream.partitions
-        self.grown = grown
+        self._readers_of = readers
+        self._waker = waker
+        self.splits = False
         settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
         self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
         self.rows = LogRows(stream.partitions)
@@ -128,7 +141,6 @@ class HostedStream:
             for declared in each.types.values():
                 self._learn(declared)
         self._waiting: dict[ProducerLane, deque[_Queued]] = {}
-        self._split_soon = split_soon
         self._splits: dict[ProducerLane, deque[_Split]] = {}  # the lane whose turn it is, first
         partitioner = Partitioner(len(stream.partitions), hasher_named(stream.hasher))
         self.routing = f"{stream.hasher}:{stream.key}"
@@ -297,7 +309,7 @@ class HostedStream:
         self._enqueue(queued)
         self._splits.setdefault(receipt.progress, deque()).append(split)
         if len(self._splits) == 1 == len(self._splits[receipt.progress]) and self.split_next():
-            self._split_soon(self)
+            self.splits = True
 
     def split_next(self) -> bool:
         """Split a piece of a frame; return True if more waits."""
@@ -330,9 +342,7 @@ class HostedStream:
         queued.before += len(others)
         for part in others:
             frame = self._part(data, part, receipt, part_name(data.producer, own))
-            self.partitions[part.partition].append(
-                frame, partial(self._part_done, queued, frame, part.partition)
-            )
+            self.partitions[part.partition].append(frame, partial(self._part_done, queued, frame))
         self._one_less(queued)
 
     def _part(self, data: wire.Data, part: Part, receipt: FrameReceipt, producer: str) -> Incoming:
@@ -365,12 +375,10 @@ class HostedStream:
         number = queued.receipt.progress.partition
         self.partitions[number].append(queued.frame, partial(self._done, queued))
 
-    def _part_done(
-        self, queued: _Queued, part: Incoming, partition: int, answer: Appended | S4Error
-    ) -> None:
+    def _part_done(self, queued: _Queued, part: Incoming, answer: Appended | S4Error) -> None:
         if not isinstance(answer, Appended):
             self._failed(queued, part, answer)
-        self.grown(partition)
+        self.grown()
         self._one_less(queued)
 
     def _one_less(self, queued: _Queued) -> None:
@@ -383,6 +391,12 @@ class HostedStream:
         if not waiting:
             self._waiting.pop(lane, None)
 
+    def grown(self) -> None:
+        """Notify readers that events were appended, or were there before, and send verdicts."""
+        for reader in self._readers_of.values():
+            reader.grown(self.name)
+        self._waker.nudge()
+
     def _done(self, queued: _Queued, answer: Appended | S4Error) -> None:
         """Handle the answer to the part for the producer's own lane."""
         assert queued.frame is not None
@@ -393,7 +407,7 @@ class HostedStream:
             queued.receipt.done()
             self.admission.released()
         # even if it was there before: readers may not know of it
-        self.grown(queued.receipt.progress.partition)
+        self.grown()
 
     def _release(self, queued: _Queued) -> None:
         receipt = queued.receipt

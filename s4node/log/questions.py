@@ -209,7 +209,7 @@ class Questions:
             if arguments.get("once"):
                 return {"offset": -1}
             return {"offset": await _offset_of(partition, data.producer, data.first)}
-        hosted.grown(partition.number)
+        hosted.grown()
         return {"offset": answer.offset}
 
     # -- sinks ---------------------------------------------------------------------------------

@@ -468,7 +468,7 @@ async def _carry_partition(
         if not pieces[piece]:
             del pieces[piece]
             room.release_on_behalf_of(piece)
-            target.grown(number)
+            target.grown()
             passing("sink.piece")
 
     pieces: dict[object, int] = {}

@@ -40,8 +40,6 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 
@@ -63,11 +61,16 @@ class DrainReport(msgspec.Struct, frozen=True):
     waiting: dict[str, int]
 
 
-class Cuts:
-    """The numbers by partition; ``on_due(partition)`` asks a task for a commit at once."""
+AT_ONCE = -1.0
+"""The patience of those who wait for a commit that no budget may delay."""
 
-    def __init__(self, on_due: Callable[[int], None] = lambda _: None) -> None:
-        self._on_due = on_due
+
+class Cuts:
+    """The numbers by partition. ``commits`` are those that are requested, as in the inbox of a
+    container's effects."""
+
+    def __init__(self, commits: dict[int, float] | None = None) -> None:
+        self._commits = {} if commits is None else commits
         self._made: dict[int, int] = {}
         self._due: dict[int, int] = {}
         self._inherited: dict[int, int] = {}  # made by earlier owners
@@ -117,7 +120,7 @@ class Cuts:
             return False
         if number > self._due.get(partition, 0):
             self._due[partition] = number
-            self._on_due(partition)
+            self._commits[partition] = AT_ONCE
         return True
 
     def begin(self, partition: int) -> int:

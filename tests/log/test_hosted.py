@@ -14,6 +14,7 @@ from s4node.events.schema import fingerprint_of
 from s4node.log.hosted import HostedStream
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done
+from s4node.net.ingress.connection import Waker
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
@@ -96,8 +97,8 @@ def hosted() -> tuple[HostedStream, Files, Files]:
         max_bytes=1 << 20,
         queue=queue,
         effects=Effects(),
-        grown=lambda _: None,
-        split_soon=lambda _: None,
+        readers={},
+        waker=Waker(),
     )
     made.hello(wire.Hello("a", "1", "clicks", positions=(wire.Position(OWN, 0),)), "line", 0.0)
     return made, own, other

@@ -94,7 +94,7 @@ async def test_an_error_while_one_peer_is_answered_ends_only_its_connection() ->
             return False
 
     config = Config.from_values({"s4.listener.address": "tcp://127.0.0.1:0"})
-    listener = Listener(config, Clumsy(), lambda: None)
+    listener = Listener(config, Clumsy())
     async with trio.open_nursery() as nursery:
         await nursery.start(listener.serve)
         async with raw_peer(listener.address) as peer, raw_peer(listener.address) as other:

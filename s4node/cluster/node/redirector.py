@@ -61,7 +61,7 @@ class Redirector:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self._listener = Listener(config, self, self._wake)
+        self._listener = Listener(config, self)
         self.log: LogHost | None = None
         if config[settings.LOG_FOLDER]:
             from s4node.log.host import LogHost  # late: most nodes have no log
@@ -72,8 +72,8 @@ class Redirector:
                 incarnation=tokens.fresh(6),
                 headers=self._headers,
                 taken=self._taken,
+                waker=self._listener.waker,
                 effects=self._listener.effects,
-                nudge=self._wake,
             )
         self._drain_frame = b""
         self._lookup = lookup
@@ -81,7 +81,6 @@ class Redirector:
         self._open = False
         self._grace = config[settings.TASK_SHUTDOWN_MS]
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
-        self._work = trio.lowlevel.ParkingLot()
         self._reporting = Reporting(
             reporters_of(config) if self.log is not None else (),
             self._metrics,
@@ -106,8 +105,7 @@ class Redirector:
             task_status.started()
             while True:
                 due = self._listener.send_due(trio.current_time())
-                with trio.move_on_at(float("inf") if due is None else due):
-                    await self._work.park()
+                await self._listener.waker.sleep_until(due)
 
     def news(self) -> None:
         """Report new and ended containers to the clients that asked for their streams."""
@@ -116,7 +114,7 @@ class Redirector:
                 found = self._lookup(*query)
                 if not isinstance(found, str):
                     self._answer(connection, query, tuple(found))
-        self._wake()
+        self._listener.waker.nudge()
 
     async def finish(self) -> None:
         """Wait until all events that the log has admitted are on disk and acknowledged."""
@@ -147,9 +145,6 @@ class Redirector:
         """Who takes a stream if an app of the node does; else, and before ``run``, empty."""
         found = self._lookup(stream, False) if self._open else ""
         return "an app of this node" if found and not isinstance(found, str) else ""
-
-    def _wake(self) -> None:
-        self._work.unpark_all()
 
     # -- frames of the listener --------------------------------------------------------------
 

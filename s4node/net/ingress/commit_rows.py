@@ -30,10 +30,11 @@ from msgspec.structs import replace
 
 from s4node.errors import LimitReached
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.producer_lane import AT_ONCE, ProducerLane
+from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.roster import MAX_KEPT, Roster
 from s4node.net.ingress.settlement import Commits, Saved
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.producer_offsets import Closings, Producer, SavedProducer, SavedProducers
 
 _NONE_CLOSED: Mapping[str, Closings] = {}

@@ -11,8 +11,9 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from traceback import format_exception
 
@@ -48,6 +49,25 @@ _COUNTED_BYTES = 1024
 """The bytes of a header for which it counts once more among the hellos of a second."""
 
 
+class Waker:
+    """Wakes the task that sends what is due; during its turn it only has to look again."""
+
+    def __init__(self) -> None:
+        self.nudged = False
+        self.turning = False
+        self.lot = trio.lowlevel.ParkingLot()
+
+    def nudge(self) -> None:
+        """Have what is due sent soon."""
+        self.nudged = True
+        if not self.turning:
+            self.lot.unpark_all()
+
+    async def sleep_until(self, due: float | None) -> None:
+        with trio.move_on_at(math.inf if due is None else due):
+            await self.lot.park()
+
+
 class Peers:
     """What the connections of a listener share: limits, counts, and the log."""
 
@@ -55,7 +75,7 @@ class Peers:
         self,
         config: Config,
         credentials: Credentials | None,
-        nudge: Callable[[], None],
+        waker: Waker,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.patience = config[settings.LISTENER_PATIENCE]
@@ -64,7 +84,7 @@ class Peers:
         self.hellos = Rate(limits.all_hellos_per_second, 0.25)
         self.half_open: Counter[str] = Counter()  # by host
         self.news: dict[Connection, None] = {}  # with something to send
-        self.nudge = nudge
+        self.waker = waker
         self._bytes: Budget[Connection] = Budget(limits.bytes)
         self._lanes: Budget[Connection] = Budget(limits.lanes)
         self._credentials = credentials
@@ -156,7 +176,7 @@ class Connection:
         self.answers.append(frame)
         self._count_unread()
         self._peers.news[self] = None
-        self._peers.nudge()
+        self._peers.waker.nudge()
 
     def outdated(self, hello: wire.Hello, admission: StreamAdmission) -> str:
         """The reason to refuse a producer that has a newer connection; else empty.

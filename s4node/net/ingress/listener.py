@@ -27,7 +27,7 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import SCHEME
-from s4node.net.ingress.connection import Connection, Peers, last_word
+from s4node.net.ingress.connection import Connection, Peers, Waker, last_word
 from s4node.net.ingress.peer_rights import refusal
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.ingress.served_address import serving_credentials
@@ -73,13 +73,13 @@ class Listener:
 
     Once it listens, ``address`` is the address for others: with the actual port, and the host
     that it advertises, which may have another port. ``effects`` are those of its peers' lanes.
+    ``waker`` wakes its owner, who calls :meth:`send_due`.
     """
 
     def __init__(
         self,
         config: Config,
         handler: FrameHandler,
-        nudge: Callable[[], None],
         held: Callable[[], bool] | None = None,
     ) -> None:
         self.address = config[settings.LISTENER_ADDRESS]
@@ -88,7 +88,8 @@ class Listener:
         self._handler = handler
         self._credentials = serving_credentials(config)
         self._cluster = config[settings.CLUSTER_NAME]
-        self._peers = Peers(config, self._credentials, nudge)
+        self.waker = Waker()
+        self._peers = Peers(config, self._credentials, self.waker)
         self.counts = self._peers.counts
         self._is_open = config[settings.ACCESS] == "open"
         self._advertise = config[settings.LISTENER_ADVERTISE]

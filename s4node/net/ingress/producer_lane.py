@@ -82,10 +82,6 @@ class Mark(NamedTuple):
     idle: bool = False
 
 
-AT_ONCE = -1.0
-"""The patience of those who wait for a commit that no budget may delay."""
-
-
 class Effects:
     """What frames, steps and commits bring about, until it is carried out between two turns.
 

@@ -14,9 +14,9 @@ import math
 from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
-from s4node.net.ingress.producer_lane import AT_ONCE, ProducerLane, Settlement
+from s4node.net.ingress.producer_lane import ProducerLane, Settlement
 from s4node.net.wire import frame as wire
-from s4node.offsets.cuts import Cuts
+from s4node.offsets.cuts import AT_ONCE, Cuts
 from s4node.offsets.producer_offsets import Closings, SavedProducer
 
 WINDOW_EVENTS = 1 << 20

@@ -31,6 +31,7 @@ from s4node.config.config import Config
 from s4node.errors import CoordinationError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
+from s4node.net.ingress.connection import Waker
 from s4node.offsets.cuts import CutReport, Cuts, DrainReport
 
 log = get_logger("s4node.runtime")
@@ -60,14 +61,14 @@ class Inputs(Protocol):
         """How long the inputs have been held, or were held the last time."""
         ...
 
-    def let_go(self, now: float) -> None:
-        """Let producers go on."""
+    def let_go(self, now: float) -> bool:
+        """Let producers go on; return True if they were held."""
         ...
 
 
 class SavepointRequests:
     """Those of the job in ``folder``, whose state ``identify`` names; ``names`` are its tasks',
-    ``cuts`` and ``inputs`` the container's."""
+    ``cuts``, ``inputs`` and ``waker`` the container's."""
 
     def __init__(
         self,
@@ -77,12 +78,14 @@ class SavepointRequests:
         names: Mapping[int, str],
         cuts: Cuts,
         inputs: Inputs,
+        waker: Waker,
     ) -> None:
         self._identify = identify
         self._coordination = StateCoordination(folder, config)
         self._names = names
         self._cuts = cuts
         self._inputs = inputs
+        self._waker = waker
         self._unreported: dict[str, tuple[int, CutReport]] = {}  # by task
         self._reported: object = None  # what the others know of the drain
         self._state = ""
@@ -123,6 +126,7 @@ class SavepointRequests:
         drained = self._cuts.all_made(number) or await self._drained(number)
         if drained:
             self._cuts.request_all(number)
+            self._waker.nudge()
         if number and drained:
             passing("savepoint.due")
             for partition in self._cuts.take_inherited(number):
@@ -165,7 +169,8 @@ class SavepointRequests:
             self._on_trouble(str(error))
 
     def _let_go(self) -> None:
-        self._inputs.let_go(trio.current_time())
+        if self._inputs.let_go(trio.current_time()):
+            self._waker.nudge()
         self._reported = None
 
     def _on_trouble(self, reason: str) -> None:

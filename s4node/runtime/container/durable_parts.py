@@ -33,7 +33,6 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import ReplayStatistics, RestoreStatistics
 from s4node.net.ingress.commit_rows import Producers
 from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
@@ -59,7 +58,6 @@ from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
 from s4node.runtime.loop.run_loop import Rest, RunLoop
 from s4node.runtime.outputs.outlets import OutletContext, receiving
 from s4node.runtime.outputs.outputs import Outputs
-from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
 from s4node.savepoints.place import manifest_in, opened_task
@@ -92,7 +90,6 @@ class DurableParts(FastParts):
         self.failing = self.retries.failing
         self.durable = durable_of(app, config) | inner_of(app)
         self.rest = Rest()
-        self.cuts = Cuts(self._cut_soon)
         self.consumers: SystemConsumers
         self.committer: Committer
         self.dead_letters: DeadLetterQueue
@@ -242,7 +239,7 @@ class DurableParts(FastParts):
         config = self._config
         self._loop, self._outputs = loop, outputs
         producers = Producers(inputs.durable, trio.lowlevel.current_clock().current_time)
-        fast = FastInputs(inputs.ports.values(), outputs, loop.nudge)
+        fast = FastInputs(inputs.ports.values(), outputs)
         self._name = name
         self._model = model
         self._partitions = partitions
@@ -281,9 +278,11 @@ class DurableParts(FastParts):
         )
         names = {task.index: task.name for task in model.tasks}
         identify = partial(self.retries.answer, "", self._identify)
-        self._savepoints = SavepointRequests(folder, identify, config, names, self.cuts, fast)
         if isinstance(outputs.context, OutletContext):
             outputs.context.prepare(self.systems, self.committer, loop)
+        self._savepoints = SavepointRequests(
+            folder, identify, config, names, self.cuts, fast, loop.waker
+        )
         self.committer.report_cut = self._savepoints.report_cut
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(
@@ -394,14 +393,6 @@ class DurableParts(FastParts):
             self._presence.leave()
 
     # -- tasks -------------------------------------------------------------------------------
-
-    def _cut_soon(self, partition: int) -> None:
-        """Have a task make a cut. One that rests is not called any more."""
-        task = self._partitions.tasks[partition]
-        if task.gate.phase is Phase.RESTING:
-            self.committer.commit(task)
-        else:
-            self._partitions.commit_soon(partition)
 
     async def release(self, task: Task) -> None:
         """Commit the work of a retired task, and stop writing it."""

@@ -55,7 +55,7 @@ class FastParts:
         self.identities: dict[tuple[str, str], str] = {}
         self.durable: Collection[str] = ()
         self.failing: Mapping[str, str] = {}
-        self.cuts = Cuts()
+        self.cuts: Cuts  # set by those who make it
         self.rest: Rest | None = None  # of the loop, to measure what commits cost
         self.committer: Committer | NoCommits = NoCommits()
         self.held: Collection[Any] = ()  # inputs that wait for room

@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ class FrameRouter:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self.listener = Listener(config, self, self.nudge, held=held)
+        self.listener = Listener(config, self, held)
         self.log: LogHost | None = None
         if config[settings.LOG_FOLDER]:
             from s4node.log.host import LogHost  # late: most containers have no log
@@ -64,15 +63,14 @@ class FrameRouter:
                 incarnation=incarnation,
                 headers=self.headers,
                 taken=taken,
+                waker=self.listener.waker,
                 effects=self.listener.effects,
-                nudge=self.nudge,
             )
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""
         self._node = node
         self._drain_frame = b""
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
-        self._answering = trio.lowlevel.ParkingLot()
         self._loop: RunLoop | None = None
         self._opened = False
         self._inputs: Ports
@@ -111,8 +109,7 @@ class FrameRouter:
     def attach_loop(self, loop: RunLoop) -> None:
         """Have the loop send answers from now on."""
         self._loop = loop
-        self._answering.unpark_all()
-        loop.nudge()  # earlier answers wait
+        self.listener.waker.nudge()  # earlier answers wait
 
     def drain(self) -> None:
         """Announce to all peers, present and future, that we are stopping."""
@@ -122,16 +119,7 @@ class FrameRouter:
     async def _answer_early(self) -> None:
         """Send the answers of the log until the loop does so."""
         while self._loop is None:
-            due = self.listener.send_due(trio.current_time())
-            with trio.move_on_at(math.inf if due is None else due):
-                await self._answering.park()
-
-    def nudge(self) -> None:
-        """Have something sent that is due."""
-        if self._loop is not None:
-            self._loop.nudge()
-        else:
-            self._answering.unpark_all()
+            await self.listener.waker.sleep_until(self.listener.send_due(trio.current_time()))
 
     # -- peers -------------------------------------------------------------------------------
 
@@ -168,7 +156,7 @@ class FrameRouter:
             self._inputs.on_end(header, connection)
         elif isinstance(header, wire.Verdict):
             if self._subscribers.on_verdict(header, connection):
-                self.nudge()
+                self.listener.waker.nudge()
             else:
                 connection.bad_frame("a node takes no verdict frame but from its subscribers")
 
@@ -204,7 +192,7 @@ class FrameRouter:
                 self._loop.nudge()
             self._loop.take_turn()
         else:
-            self._answering.unpark_all()
+            self.listener.waker.nudge()
 
     def on_gone(self, connection: Connection) -> bool:
         """Forget some of a connection that has ended; return True if there is more."""

@@ -22,8 +22,9 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
-from s4node.net.ingress.producer_lane import AT_ONCE, Mark, ProducerLane
+from s4node.net.ingress.producer_lane import Mark, ProducerLane
 from s4node.net.ingress.unbegun import WillResend, last_frames
+from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
@@ -190,7 +191,9 @@ class Partitions:
             task = self.tasks.get(partition)
             if task is None:
                 continue
-            if patience == AT_ONCE:
+            if task.gate.phase is Phase.RESTING:  # it is not called any more
+                self._loop.commit(task)
+            elif patience == AT_ONCE:
                 task.want_commit()
                 self._loop.wake(task)
             else:

@@ -25,6 +25,7 @@ from s4node.errors import S4Error, TaskFenced
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
 from s4node.net.ingress.served_address import check_reachable
+from s4node.offsets.cuts import Cuts
 from s4node.runtime.container.drain import Drain
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.fast_parts import FastParts
@@ -94,6 +95,7 @@ class Parts:
         self._listener = router.listener
         self._effects = router.listener.effects
         self._replay = replay
+        replay.cuts = Cuts(self._effects.commits)
 
         # the loop, and the receivers of events: readers, other apps, other members, other tasks
         self.refusals = Refusals()
@@ -106,6 +108,7 @@ class Parts:
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
             rest=replay.rest,
+            waker=router.listener.waker,
         )
         self.readers = Subscribers(
             app,

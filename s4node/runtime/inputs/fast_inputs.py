@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from s4node.runtime.inputs.port import InputPort
@@ -19,20 +19,11 @@ if TYPE_CHECKING:
 
 
 class FastInputs:
-    """The fast ones of ``ports``; some of their events may be in ``outputs`` to other members.
+    """The fast ones of ``ports``; some of their events may be in ``outputs`` to other members."""
 
-    ``on_release`` is called when producers may go on.
-    """
-
-    def __init__(
-        self,
-        ports: Iterable[InputPort],
-        outputs: Outputs,
-        on_release: Callable[[], None],
-    ) -> None:
+    def __init__(self, ports: Iterable[InputPort], outputs: Outputs) -> None:
         self._ports = [port for port in ports if not port.durable]
         self._outputs = outputs
-        self._on_release = on_release
         self._since: float | None = None
         self._until: float | None = None
 
@@ -45,12 +36,13 @@ class FastInputs:
             for port in self._ports:
                 port.admission.taken_from = port.members
 
-    def let_go(self, now: float) -> None:
-        if self._held:
-            self._until = now
-            for port in self._ports:
-                port.admission.taken_from = None
-            self._on_release()
+    def let_go(self, now: float) -> bool:
+        if not self._held:
+            return False
+        self._until = now
+        for port in self._ports:
+            port.admission.taken_from = None
+        return True
 
     def held_seconds(self, now: float) -> float:
         if self._since is None:

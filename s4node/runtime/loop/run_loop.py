@@ -24,6 +24,7 @@ import trio
 from s4node import clocks
 from s4node.app.stream import Stream
 from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.net.ingress.connection import Waker
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
 from s4node.runtime.loop.step_runner import StepRunner
 from s4node.runtime.task.actions import Actions, Ask, EndTold, HandOn
@@ -74,7 +75,8 @@ class RunLoop:
 
     The ``shell`` does what concerns the container. No turn begins while the ``enrolment`` is in
     doubt. Plain handlers of tasks run in ``threads`` threads, if there are any; a cancelled loop
-    waits ``grace`` seconds for them. ``rest`` is measured while the loop runs.
+    waits ``grace`` seconds for them. ``rest`` is measured while the loop runs. The ``waker`` gives
+    it a turn even if no task is ready, to send what is due.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class RunLoop:
         threads: int = 0,
         grace: float = math.inf,
         rest: Rest | None = None,
+        waker: Waker | None = None,
     ) -> None:
+        self.waker = Waker() if waker is None else waker
         self.tasks: list[Task] = []
         self.rest = rest
         self.grace = grace
@@ -108,11 +112,8 @@ class RunLoop:
         self._ready: deque[Task] = deque()  # in the order of their turns
         self._queued: set[Task] = set()  # the same tasks
         self._least = 0.0  # the share of a task that becomes ready is at least this
-        self._lot = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
         self._asleep_until: float | None = None
-        self._turning = False
-        self._nudged = False
         self._draining = False
         self._windows_over = False
 
@@ -167,9 +168,10 @@ class RunLoop:
 
     def nudge(self) -> None:
         """Have a turn soon even if no task is ready, to send what is due."""
-        self._nudged = True
-        if self._asleep_until is not None and not self._turning:
-            self._lot.unpark()
+        waker = self.waker
+        waker.nudged = True
+        if self._asleep_until is not None and not waker.turning:
+            waker.lot.unpark_all()
 
     def take_turn(self) -> None:
         """Have a turn right now if the loop sleeps; for callers that have just added events.
@@ -177,11 +179,11 @@ class RunLoop:
         This bypasses trio's scheduler. Errors of handlers are raised here.
         """
         held = self._enrolment is not None and self._enrolment.in_doubt()
-        if self._asleep_until is None or self._nudged or self._nursery is None or held:
+        if self._asleep_until is None or self.waker.nudged or self._nursery is None or held:
             self.nudge()  # the loop is awake, or about to be
             return
         due = self._turn(self._nursery)
-        if self._ready or self._nudged or self._deadline(due) < self._asleep_until:
+        if self._ready or self.waker.nudged or self._deadline(due) < self._asleep_until:
             self.nudge()  # news after the turn have not woken the sleeping loop
 
     def drain(self) -> None:
@@ -287,7 +289,7 @@ class RunLoop:
             if ending and self._requests.at_end and self._shell.arrived():
                 for task in self._requests.end_inputs():
                     self.wake(task)
-            if self._ready or self._nudged:
+            if self._ready or self.waker.nudged:
                 await trio.lowlevel.checkpoint()
             else:
                 await self._sleep(due)
@@ -301,19 +303,19 @@ class RunLoop:
         self._asleep_until = self._deadline(due)
         try:
             with trio.move_on_at(self._asleep_until):
-                await self._lot.park()
+                await self.waker.lot.park()
         finally:
             self._asleep_until = None
 
     def _turn(self, nursery: trio.Nursery) -> float | None:
         """Take one turn and send what is due; return the latest time for the next turn."""
-        self._turning = True
+        self.waker.turning = True
         try:
             self._steps(nursery)
-            self._nudged = False  # news of the turn itself go out right here
+            self.waker.nudged = False  # news of the turn itself go out right here
             return self._after_turn()
         finally:
-            self._turning = False
+            self.waker.turning = False
 
     def _steps(self, nursery: trio.Nursery) -> None:
         self.turns += 1

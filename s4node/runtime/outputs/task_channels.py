@@ -55,7 +55,7 @@ from s4node.net.egress.routes import Routes
 from s4node.net.egress.settlements import ReceiversCommits
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.with_commit import WithCommit
-from s4node.net.ingress.producer_lane import AT_ONCE, Effects
+from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import NO_CUTS, Cuts
 from s4node.offsets.task_claims import now_ms

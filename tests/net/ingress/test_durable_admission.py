@@ -19,11 +19,12 @@ from s4node.events.event import EventBatch
 from s4node.net.egress.outbox import Outbox
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows, TakenLanes
-from s4node.net.ingress.producer_lane import AT_ONCE, Effects, FrameReceipt
+from s4node.net.ingress.producer_lane import Effects, FrameReceipt
 from s4node.net.ingress.roster import MAX_KEPT
 from s4node.net.ingress.settlement import UNKNOWN_BYTES, Commits, Saved
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
+from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.stages.stage import Gauge, Stage

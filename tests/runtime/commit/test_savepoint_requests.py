@@ -9,6 +9,7 @@ from harness import until_told
 
 from s4node import Config
 from s4node.cluster.coordination.state_coordination import StateCoordination
+from s4node.net.ingress.connection import Waker
 from s4node.offsets.cuts import CutReport, Cuts
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
 
@@ -26,7 +27,7 @@ async def test_a_cut_that_a_message_has_asked_for_before_the_request_was_seen_is
         trio.open_nursery() as nursery,
     ):
         names = {0: "Partition 0"}
-        requests = SavepointRequests(tmp_path, identify, config, names, Cuts(), NoInputs())
+        requests = SavepointRequests(tmp_path, identify, config, names, Cuts(), NoInputs(), Waker())
         await registry.job.request_savepoint("state", 3)
         await requests.report_cut(3, cut)
         nursery.start_soon(requests.run)
@@ -49,5 +50,5 @@ class NoInputs:
     def held_seconds(self, now: float) -> float:
         return 0.0
 
-    def let_go(self, now: float) -> None:
-        """Nothing was held."""
+    def let_go(self, now: float) -> bool:
+        return False
