@@ -13,7 +13,8 @@ Rules
   leave, and drops what producers send beyond a full queue.
 - Only an executor that never makes tasks wait drops events of the app itself. Any other takes all
   of them, also those of a timer, which cannot wait.
-- On a durable stream throttling withholds, too, and an executor that drops is refused.
+- On a durable stream and a replayable input throttling withholds, too, and an executor that drops
+  is refused.
 - Your own policy is a subclass of :class:`Executor`, named as ``package.module:Class``. If it
   raises, or does not return a number, the app stops, because the stage's capacity is unknown.
 """
@@ -58,8 +59,8 @@ class StageSettings:
     capacity: int = 10_000
     max_bytes: int = 1 << 62
     max_rate: float = math.inf
-    lossless: bool = False
-    """True if nothing may be dropped, because the stream is durable."""
+    lossless: str = ""
+    """Why nothing may be dropped: the stream is "durable" or "replayable"."""
     named_by: str = "s4.stream.executor"
     """The configuration key that says which executor it is."""
 
@@ -233,10 +234,11 @@ def executor_of(settings: StageSettings) -> Executor:
         executor = LosslessThrottle(settings)
     if settings.lossless and not executor.withholds:
         key = f"s4.{settings.stage}.{settings.stream}.executor"
+        fast = f", or s4.stream.{settings.stream}.grade = fast"
         raise ConfigError(
-            f"stream {settings.stream!r} is durable, but the executor {settings.executor!r} of its "
-            f"{settings.stage} stage drops events; set {key} = block, or "
-            f"s4.stream.{settings.stream}.grade = fast"
+            f"stream {settings.stream!r} is {settings.lossless}, but the executor "
+            f"{settings.executor!r} of its {settings.stage} stage drops events; set {key} = block"
+            f"{fast if settings.lossless == 'durable' else ''}"
         )
     return executor
 

@@ -99,7 +99,7 @@ class Parts:
 
         # the loop, and the receivers of events: readers, other apps, other members, other tasks
         self.refusals = Refusals()
-        self.pipeline = Pipeline(app, config, dataflow.edges(app), durable)
+        self.pipeline = Pipeline(app, config, dataflow.edges(app), durable, keeps=replay.keeps)
         self.loop = RunLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=MAX_STEP_SECONDS,

@@ -23,6 +23,7 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.key import StageKey
+from s4node.errors import ConfigError
 from s4node.logger import get_logger
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
@@ -66,8 +67,8 @@ _GONE = _Gone()
 class Pipeline:
     """The stages of ``app`` in one container.
 
-    ``edges`` are known before it runs. Raises ConfigError if a stage would drop events of a
-    ``durable`` stream.
+    ``edges`` are known before it runs. ``keeps`` says that tasks keep state. Raises ConfigError if
+    a stage would drop events of a ``durable`` stream or a replayable input, or could not obey.
     """
 
     def __init__(
@@ -76,8 +77,14 @@ class Pipeline:
         config: Config,
         edges: Mapping[str, Iterable[str]] | None = None,
         durable: Collection[str] = (),
+        *,
+        keeps: bool = False,
     ) -> None:
-        self._durable = frozenset(durable)
+        self._lossless = dict.fromkeys(durable, "durable") | {
+            name: "replayable"
+            for name, stream in app.streams.items()
+            if isinstance(stream, InputStream) and not stream.is_live
+        }
         self.order = Order(Edges(edges))
         self._app = app
         self._config = config
@@ -94,8 +101,10 @@ class Pipeline:
             for name, stream in app.streams.items()
             if not isinstance(stream, OutputStream)
         }
-        for name in self._durable:
+        for name in self._lossless:
             executor_of(self.settings(STREAM, name))  # raises if it drops events
+        if keeps:
+            self._check_senders()
         self._log_cycles()
         self._log_strays()
         self._log_uncalled()
@@ -110,9 +119,23 @@ class Pipeline:
             self._value(settings.STAGE_SIZE, stage, stream),
             self._value(settings.STAGE_BYTES, stage, stream),
             self._value(settings.STAGE_MAX_RATE, stage, stream),
-            stream in self._durable and stage in (DESERIALIZER, STREAM),
+            self._lossless.get(stream, "") if stage in (DESERIALIZER, STREAM) else "",
             self._key(settings.STAGE_EXECUTOR, stage, stream),
         )
+
+    def _check_senders(self) -> None:
+        """Raise ConfigError for a sender that is to throttle or drop what commits release."""
+        for name, stream in self._app.streams.items():
+            stage = REMOTE_SENDER if isinstance(stream, OutputStream) else SENDER
+            executor = self._value(settings.STAGE_EXECUTOR, stage, name)
+            key = self._key(settings.STAGE_EXECUTOR, stage, name)
+            origin = self._config.origin(key)
+            if executor != "block" and origin != "default":
+                raise ConfigError(
+                    f"{key} = {executor} ({origin}): app {self._app.name!r} keeps state, so what "
+                    f"its tasks send leaves with their commits, and nothing of it is throttled or "
+                    f"dropped; set s4.{stage}.{name}.executor = block"
+                )
 
     def parallelism(self, stream: str) -> int:
         """The number of handlers of a stream that may be in flight in a partition."""

@@ -1,0 +1,84 @@
+"""A policy that a stage cannot obey is refused at the start: stages by kinds of apps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import running
+from input_systems import dies, shared
+from shared_apps import Click, Forward, OnePE
+
+from s4node import Config
+from s4node.errors import ConfigError
+from s4node.runtime.loop.pipeline import Pipeline
+
+POLICIES = ("block", "shed", "throttle")
+LOSSLESS = ("block", "throttle")
+OBEYED = {
+    "without state": dict.fromkeys(("deserializer", "stream", "sender", "remoteSender"), POLICIES),
+    "durable input": {
+        "deserializer": LOSSLESS,
+        "stream": LOSSLESS,
+        "sender": ("block",),
+        "remoteSender": ("block",),
+    },
+}
+OBEYED["replayable input"] = OBEYED["durable input"]
+STREAMS = {"deserializer": "clicks", "stream": "clicks", "sender": "clicks", "remoteSender": "out"}
+
+
+@pytest.mark.parametrize("of_one", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stage", STREAMS)
+@pytest.mark.parametrize("kind", OBEYED)
+def test_a_stage_obeys_a_policy_or_the_app_does_not_start(
+    kind: str, stage: str, policy: str, of_one: bool
+) -> None:
+    key = f"s4.{stage}.{STREAMS[stage]}.executor" if of_one else f"s4.{stage}.executor"
+    if policy in OBEYED[kind][stage]:
+        made = pipeline(kind, {key: policy})
+        assert made.settings(stage, STREAMS[stage]).executor == policy
+    else:
+        with pytest.raises(ConfigError, match=rf"{stage}\.{STREAMS[stage]}\.executor = block"):
+            pipeline(kind, {key: policy})
+
+
+@pytest.mark.parametrize("kind", OBEYED)
+def test_what_is_not_set_is_refused_in_no_app(kind: str) -> None:
+    assert pipeline(kind, {}).settings("sender", "clicks").executor == "throttle"
+
+
+@pytest.mark.parametrize("kind", ["durable input", "replayable input"])
+def test_a_lossless_input_that_throttles_makes_its_source_wait(kind: str) -> None:
+    stage = pipeline(kind, {"s4.stream.executor": "throttle"}).stage_of("clicks", 0)
+    assert stage.executor.withholds
+
+
+async def test_a_container_whose_input_would_drop_replayable_events_ends_with_the_setting(
+    tmp_path: Path,
+) -> None:
+    shared("here").create("clicks", 1)
+    values = {
+        "task.inputs": "memory.clicks",
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": "here",
+        "s4.state.folder": str(tmp_path),
+        "s4.stream.executor": "shed",
+    }
+    with dies(ConfigError, match="'clicks' is replayable, but the executor 'shed' of its stream"):
+        async with running(OnePE(Forward), values):
+            pass
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def pipeline(kind: str, values: dict[str, str]) -> Pipeline:
+    app = OnePE(Forward)
+    app.pe.out = app.create_output_stream("out", key="user", types=Click)
+    if kind == "replayable input":
+        app.streams["clicks"].system = "memory"
+    durable = ("clicks",) if kind == "durable input" else ()
+    config = Config.from_values(values)
+    return Pipeline(app, config, {}, durable, keeps=kind != "without state")
