@@ -45,7 +45,7 @@ from s4node.cluster.node.redirector import Redirector
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import Event
-from s4node.log.host import WINDOW
+from s4node.log.hosted import WINDOW
 from s4node.log.partition.partition_database import create_database
 from s4node.log.writer import GROUP_BYTES
 from s4node.net.client.client import Client

@@ -19,13 +19,12 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import LimitReached, StoreError
 from s4node.log.feed import Feed
-from s4node.log.hosted import HostedStream, TypeBytes
+from s4node.log.hosted import HostedStream, Shared
 from s4node.log.hosted_streams import HostedStreams, WhoHas
 from s4node.log.questions import Questions
 from s4node.log.sink.sink_file import SinkFile
 from s4node.log.sinks import Sinks
 from s4node.log.store import LogSettings, open_log
-from s4node.log.streams import LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
 from s4node.net.ingress.connection import Connection, Waker
@@ -36,10 +35,6 @@ from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
 
 log = get_logger("s4node.log")
-
-WINDOW = 262_144
-"""Events of one partition that may be on their way to disk, of all producers together. Their bytes
-are bounded separately; a large window makes large commits."""
 
 QUEUE_BYTES = 16 << 20
 """The approximate number of bytes that producers may have under way to the disk."""
@@ -74,8 +69,6 @@ class LogHost:
         self._taken = taken
         self._feeds: dict[Connection, Feed] = {}
         self._scopes: dict[Connection, trio.CancelScope] = {}
-        self._queue: Gauge
-        self._types = TypeBytes()
         self._streams: HostedStreams
         self._sinks: Sinks | None = None
         self._questions: Questions
@@ -89,9 +82,9 @@ class LogHost:
         wanted = LogSettings.from_config(self._config)
         async with open_log(wanted) as store:
             stage = StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
-            self._queue = Gauge(stage)
+            shared = Shared(Gauge(stage), self._effects, self._waker, self._feeds)
             address = str(self._headers.get(wire.ADDRESS, self._node))
-            self._streams = HostedStreams(self._config, store, self._hosted, self._taken, address)
+            self._streams = HostedStreams(self._config, store, shared, self._taken, address)
             log.info(
                 "the log is open",
                 folder=self._config[settings.LOG_FOLDER],
@@ -131,18 +124,6 @@ class LogHost:
                     f"the log in {self._config[settings.LOG_FOLDER]} has a stream {name!r}, and so "
                     f"has {taken}; rename that one, or take another s4.log.folder"
                 )
-
-    def _hosted(self, stream: LogStream) -> HostedStream:
-        return HostedStream(
-            stream,
-            capacity=WINDOW,
-            max_bytes=self._queue.max_bytes,
-            queue=self._queue,
-            effects=self._effects,
-            readers=self._feeds,
-            waker=self._waker,
-            types=self._types,
-        )
 
     def _tick(self, now: float) -> None:
         expiry = self._config[settings.PRODUCER_EXPIRY]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -65,6 +65,11 @@ _DECLARED_BYTES = 262_144
 _GENERIC = EventType(GenericEvent)
 
 
+WINDOW = 262_144
+"""Events of one partition that may be on their way to disk, of all producers together. Their bytes
+are bounded separately; a large window makes large commits."""
+
+
 class TypeBytes:
     """The bytes of the event types of all streams, at most ``limit``."""
 
@@ -102,38 +107,35 @@ class Reader(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class Shared:
+    """What the streams of a log share. ``queue`` counts the events that wait for the disk,
+    ``readers`` are notified of appended events, and ``waker`` has verdicts sent."""
+
+    queue: Gauge
+    effects: Effects
+    waker: Waker
+    readers: Mapping[Any, Reader] = field(default_factory=dict)
+    types: TypeBytes = field(default_factory=TypeBytes)
+
+
 class HostedStream:
-    """One stream of the log. ``queue`` counts the events of all streams that wait for the disk.
+    """One stream of the log. When it ``splits``, :meth:`split_next` is to be called until it
+    returns False."""
 
-    ``readers`` are notified of appended events, and ``waker`` has verdicts sent. When it
-    ``splits``, :meth:`split_next` is to be called until it returns False.
-    """
-
-    def __init__(
-        self,
-        stream: LogStream,
-        *,
-        capacity: int,
-        max_bytes: int,
-        queue: Gauge,
-        effects: Effects,
-        readers: Mapping[Any, Reader],
-        waker: Waker,
-        types: TypeBytes | None = None,
-    ) -> None:
+    def __init__(self, stream: LogStream, shared: Shared, capacity: int = WINDOW) -> None:
         self.stream = stream
         self.name = stream.name
         self.partitions = stream.partitions
-        self._readers_of = readers
-        self._waker = waker
+        self._shared, queue = shared, shared.queue
         self.splits = False
-        settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
+        settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=queue.max_bytes)
         self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
         self.rows = LogRows(stream.partitions)
         self.admission = StreamAdmission(
-            stream.name, self._stages, effects, queue, roster=self.rows
+            stream.name, self._stages, shared.effects, queue, roster=self.rows
         )
-        self._type_bytes = types or TypeBytes()
+        self._type_bytes = shared.types
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
         self._declared_types: tuple[TypeDecl, ...] | None = None
         self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
@@ -393,9 +395,9 @@ class HostedStream:
 
     def grown(self) -> None:
         """Notify readers that events were appended, or were there before, and send verdicts."""
-        for reader in self._readers_of.values():
+        for reader in self._shared.readers.values():
             reader.grown(self.name)
-        self._waker.nudge()
+        self._shared.waker.nudge()
 
     def _done(self, queued: _Queued, answer: Appended | S4Error) -> None:
         """Handle the answer to the part for the producer's own lane."""

@@ -16,7 +16,7 @@ from s4node.config.config import Config
 from s4node.errors import StoreError, UnknownStream
 from s4node.events.keys import hasher_named
 from s4node.events.routing import KeyRule
-from s4node.log.hosted import HostedStream
+from s4node.log.hosted import HostedStream, Shared
 from s4node.log.store import SPOOL, LogStore
 from s4node.log.streams import LogStream
 
@@ -25,23 +25,25 @@ WhoHas = Callable[[str], str]
 
 
 class HostedStreams:
-    """The streams of ``store``; ``hosted`` makes the host's side of one, ``address`` is for
-    messages. ``taken`` says which names the owner of the listener uses itself."""
+    """The streams of ``store``, with what they have ``shared``; ``address`` is for messages.
+    ``taken`` says which names the owner of the listener uses itself."""
 
     def __init__(
         self,
         config: Config,
         store: LogStore,
-        hosted: Callable[[LogStream], HostedStream],
+        shared: Shared,
         taken: WhoHas,
         address: str,
     ) -> None:
         self.store = store
-        self.by_name = {name: hosted(stream) for name, stream in store.streams.items()}
+        self.by_name = {
+            name: HostedStream(stream, shared) for name, stream in store.streams.items()
+        }
         self.closing = False
         """True once nothing more is admitted."""
         self._config = config
-        self._hosted = hosted
+        self._shared = shared
         self._taken = taken
         self._address = address
 
@@ -101,7 +103,7 @@ class HostedStreams:
     def host(self, stream: LogStream) -> HostedStream:
         """Serve a stream of the store, if it is not served yet."""
         if stream.name not in self.by_name:
-            self.by_name[stream.name] = self._hosted(stream)
+            self.by_name[stream.name] = HostedStream(stream, self._shared)
         return self.by_name[stream.name]
 
     async def drop_stream(self, name: str) -> None:

@@ -11,7 +11,7 @@ from s4node.errors import StoreError
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.schema import fingerprint_of
-from s4node.log.hosted import HostedStream
+from s4node.log.hosted import HostedStream, Shared
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done
 from s4node.net.ingress.connection import Waker
@@ -91,15 +91,7 @@ def hosted() -> tuple[HostedStream, Files, Files]:
         name="clicks", partitions=(own, other), hasher="crc32m", key="user"
     )
     queue = Gauge(StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=1 << 20))
-    made = HostedStream(
-        stream,
-        capacity=100,
-        max_bytes=1 << 20,
-        queue=queue,
-        effects=Effects(),
-        readers={},
-        waker=Waker(),
-    )
+    made = HostedStream(stream, Shared(queue, Effects(), Waker()), capacity=100)
     made.hello(wire.Hello("a", "1", "clicks", positions=(wire.Position(OWN, 0),)), "line", 0.0)
     return made, own, other
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.task_claims import TaskClaims
+from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
@@ -65,7 +66,8 @@ class Committer:
         self._nursery: trio.Nursery
         self._ending = False
         self._quiet = trio.lowlevel.ParkingLot()
-        self.report_cut: Callable[[int, CutReport], Awaitable[None]] = _report_to_nobody
+        self.requests: SavepointRequests
+        """They report the cuts of tasks; set before tasks start."""
 
     # -- life --------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class Committer:
         except _CUT_ERRORS as error:
             await self._cut_failed(number, report, str(error))
             return
-        await self.report_cut(number, report)
+        await self.requests.report_cut(number, report)
 
     async def _cut_failed(self, number: int, cut: CutReport, reason: str) -> None:
         log.warning(
@@ -278,7 +280,7 @@ class Committer:
             task=cut.task,
             reason=reason,
         )
-        await self.report_cut(number, msgspec.structs.replace(cut, error=reason))
+        await self.requests.report_cut(number, msgspec.structs.replace(cut, error=reason))
 
     # -- observing -------------------------------------------------------------------------------
 
@@ -298,7 +300,3 @@ class Committer:
     def committed(self) -> Mapping[int, Checkpoint]:
         """The last checkpoint of each task."""
         return {task: commits.checkpoint for task, commits in self._tasks.items()}
-
-
-async def _report_to_nobody(number: int, report: CutReport) -> None:
-    """Nobody has asked."""

@@ -283,7 +283,7 @@ class DurableParts(FastParts):
         self._savepoints = SavepointRequests(
             folder, identify, config, names, self.cuts, fast, loop.waker
         )
-        self.committer.report_cut = self._savepoints.report_cut
+        self.committer.requests = self._savepoints
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(
             self._app,

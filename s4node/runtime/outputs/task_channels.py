@@ -57,7 +57,7 @@ from s4node.net.egress.spill import Spill
 from s4node.net.egress.with_commit import WithCommit
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
-from s4node.offsets.cuts import NO_CUTS, Cuts
+from s4node.offsets.cuts import AT_ONCE, NO_CUTS, Cuts
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.channels import (
