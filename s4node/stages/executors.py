@@ -60,7 +60,7 @@ class StageSettings:
     max_bytes: int = 1 << 62
     max_rate: float = math.inf
     lossless: str = ""
-    """Why nothing may be dropped: the stream is "durable" or "replayable"."""
+    """The reason to drop nothing: the stream is "durable" or "replayable"."""
     named_by: str = "s4.stream.executor"
     """The configuration key that says which executor it is."""
 
