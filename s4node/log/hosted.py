@@ -109,7 +109,7 @@ class Reader(Protocol):
 
 @dataclass(eq=False)
 class Shared:
-    """The parts that the streams of a log share: ``queue`` counts the events that wait for the disk,
+    """The parts that the streams of a log share: ``queue`` counts events that wait for the disk,
     ``readers`` are notified of appended events, and ``waker`` has verdicts sent."""
 
     queue: Gauge
