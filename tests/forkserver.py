@@ -227,6 +227,7 @@ def _serve(asked: socket.socket) -> Request | None:
                 request = Request(*pickle.loads(said))
                 pid = os.fork()
                 if not pid:
+                    asked.detach()  # or its end closes whatever has this number by then
                     _begin(request, given[:STREAMS])
                     return request
                 for each in given[:STREAMS]:

@@ -122,8 +122,8 @@ MUTANTS = (
     Mutant(
         "a rollback does not have producers go back",
         "net/ingress/producer_lane.py",
-        "        self.expected = number\n        self.report.asked = -1\n",
-        "        self.report.asked = -1\n",
+        "        self.expected = self.safe = number\n",
+        "        self.safe = number\n",
     ),
     Mutant(
         "event time forgets an absent program",
