@@ -122,6 +122,19 @@ def _fix_of(what: str, cls: str, cause: BaseException) -> str:
     return fix
 
 
+class MisplacedKey(ProcessingError):  # noqa: N818
+    """An event of a routed topic is not in the partition of its key. It cannot be skipped."""
+
+    def __init__(self, key: object, topics: str, found: int, expected: int) -> None:
+        S4Error.__init__(
+            self,
+            f"the key {key!r} came in partition {found} of {topics}, but by murmur2 it belongs to "
+            f"partition {expected}. Nothing of it was processed. Have all producers partition by "
+            f"murmur2 of this key (librdkafka: partitioner = murmur2_random), or set "
+            f"streams.<stream>.routed = false: events are then sent on to the tasks of their keys",
+        )
+
+
 class TaskError(ProcessingError):
     """A task's method raised; ``__cause__`` is the user's own exception.
 

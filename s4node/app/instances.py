@@ -52,12 +52,12 @@ class Instances(dict[Any, PE]):
     __slots__ = (
         "_async_create",
         "_async_remove",
-        "_crowding",
         "before",
         "fetch",
         "gone",
         "keeper",
         "leaving",
+        "new_keys",
         "partition",
         "prototype",
         "timers",
@@ -74,14 +74,14 @@ class Instances(dict[Any, PE]):
         # makes the calls of a key that are due before its event at a time, for streams in order
         self.before: Callable[[Any, float], Any] | None = None
         self.fetch: Callable[[], None] | None = None  # loads the saved instances of coming events
-        self._crowding = KeyCrowding()
+        self.new_keys = KeyCrowding()
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)
         self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
 
     def __missing__(self, key: Key) -> PE:
         prototype = self.prototype
         checked = identity(key)
-        self._crowding.check(checked, self)
+        self.new_keys.check_new(checked, self)
         if self.fetch is not None:
             self.fetch()
             if key in self:
@@ -100,7 +100,7 @@ class Instances(dict[Any, PE]):
         if key in self:
             return self[key]
         checked = identity(key)
-        self._crowding.check(checked, self)
+        self.new_keys.check_new(checked, self)
         if self.fetch is not None:
             self.fetch()
             if key in self:

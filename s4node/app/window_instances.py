@@ -213,7 +213,9 @@ class WindowInstances(Instances):
         raise NotImplementedError
 
     def made(self, key: Any, span: Span, home: Instances) -> PE:
-        checked = None if self.prototype.singleton else identity(key)
+        checked = None
+        if not self.prototype.singleton:
+            self.new_keys.check_new(checked := identity(key), ())
         instance: PE = self.prototype.make(checked, home)
         instance._span = span
         if self.prototype.on_create is not None:

@@ -291,7 +291,7 @@ PORTS = Kind("range of ports, first-last, or empty", _parse_ports)
 NAME = Kind("name", _parse_name)
 NAMES = Kind("comma-separated list of names", _parse_names)
 EXECUTOR = own("block", "shed", "throttle")
-HASHER = own("crc32m", "s4", example="package.module:function")
+HASHER = own("crc32m", "s4", "kafka", example="package.module:function")
 OFFSET = choice("oldest", "newest", "upcoming")
 SWITCH = Kind("true or false", _parse_switch)
 PARTITIONS: Kind[tuple[PartitionRange, ...]] = each(

@@ -50,9 +50,9 @@ STREAM_GRADE = Pattern(
 )
 HASHER = Setting(
     _CLUSTER, "s4.hasher", "crc32m", kinds.HASHER,
-    "The hash of keys that chooses partitions: crc32m, s4 (that of Apache S4), or your own "
-    "function from a key to a whole number. Producers that route by themselves must use the same "
-    "one.",
+    "The hash of keys that chooses partitions: crc32m, s4 (that of Apache S4), kafka (the murmur2 "
+    "of Kafka's producers, modulo the partitions), or your own function from a key to a whole "
+    "number. Producers that route by themselves must use the same one.",
 )
 
 CLUSTER_GATHER_TIMEOUT = Setting(
@@ -412,6 +412,13 @@ TOMBSTONES = Pattern(
     "What becomes of a record that has a key and no value. skip, the default, leaves it out. event "
     "makes an event with the key and the defaults of its other fields; record.key names the field.",
     "streams.orders.tombstones",
+)
+ROUTED = Pattern(
+    _INPUTS, "streams.<stream>.routed", "true", kinds.SWITCH,
+    "The producers of a topic choose partitions by murmur2 of the key, so each task reads the keys "
+    "that are its own. It needs s4.hasher = kafka, and a topic with a partition for each task. A "
+    "new key in another partition stops the app.",
+    "streams.orders.routed",
 )
 BOUNDED = Pattern(
     _INPUTS, "streams.<stream>.samza.bounded", "true", kinds.SWITCH,

@@ -100,6 +100,12 @@ def check_number(guard: JobGuard, partitions: int) -> None:
             f"its tasks are groups of inputs (grouper {guard.grouper}), not partitions; change the "
             f"grouper's groups instead"
         )
+    if guard.hasher == "kafka":
+        raise CheckpointError(
+            "its keys are where Kafka's producers put them (s4.hasher = kafka), and another number "
+            "of tasks would move nearly all of them; begin a job of another name with the topics "
+            "that have as many partitions as it needs tasks"
+        )
     if partitions == guard.tasks:
         raise CheckpointError(f"it has {partitions} partitions already")
     for name, count in guard.counts.items():

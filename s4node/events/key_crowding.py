@@ -32,7 +32,7 @@ class KeyCrowding:
         self._looked: dict[int, int] = {}  # the count at which the keys of a counter were looked at
         self._crowded: set[int] = set()
 
-    def check(self, key: Hashable, table: Iterable[Hashable]) -> None:
+    def check_new(self, key: Hashable, table: Iterable[Hashable]) -> None:
         """Count a key that is to come into the table; raise KeyFinderError if its hash is taken."""
         if type(key) is not tuple or sum(type(part) is int for part in key) < 2:
             return

@@ -7,7 +7,8 @@ Rules
   tuple, and a tuple of one part is that part.
 - A key is hashed from its bytes: a ``str`` from its UTF-8, anything else from its msgpack. So any
   language computes the same partition, in every process and release.
-- key group = hash mod 4096; partition = group * T // 4096. Another T is only another slicing.
+- key group = hash mod 4096; partition = group * T // 4096. Another T is only another slicing. With
+  the hasher ``kafka`` the partition is hash mod T, as Kafka's producers choose it.
 - CRC-32 alone is linear: the numbers 0 to 99 would meet 4 of 8 partitions. Multiplied as Knuth
   does, its upper bits spread keys that count up as evenly as a random function would.
 """
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from struct import iter_unpack
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from s4node.errors import ConfigError, KeyFinderError
+from s4node.errors import ConfigError, KeyFinderError, MisplacedKey
 from s4node.events.key_crowding import KeyCrowding
 
 KEY_GROUPS = 4096
@@ -40,6 +42,7 @@ _PART_TYPES = (str, int, bytes)
 _MEMO_LIMIT = 65_536
 _MEMO_LENGTH = 256  # longer keys are not remembered
 _encode = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
 
 
 @runtime_checkable
@@ -162,11 +165,35 @@ def _text(part: str | int | bytes) -> str:
     return part.decode("latin-1") if isinstance(part, bytes) else str(part)
 
 
-_HASHERS: dict[str, Hasher] = {"crc32m": crc32m, "s4": s4}
+def record_key(key: Key) -> bytes:
+    """The bytes of a key in Kafka: text and bytes as they are, a number as text, else JSON."""
+    if type(key) is bytes:
+        return key
+    if type(key) is tuple:
+        return _encode_json(key)
+    return key_bytes(key if type(key) is str else str(key))
+
+
+def kafka(key: Key) -> int:
+    """The murmur2 by which Kafka's producers choose partitions: 0 <= hash < 2**31."""
+    data = record_key(key)
+    whole = len(data) & ~3
+    value = 0x9747_B28C ^ len(data)
+    for (part,) in iter_unpack("<I", data[:whole]):
+        part = part * 0x5BD1_E995 & 0xFFFF_FFFF
+        part = (part ^ part >> 24) * 0x5BD1_E995
+        value = (value * 0x5BD1_E995 ^ part) & 0xFFFF_FFFF
+    if rest := data[whole:]:
+        value = (value ^ int.from_bytes(rest, "little")) * 0x5BD1_E995 & 0xFFFF_FFFF
+    value = (value ^ value >> 13) * 0x5BD1_E995 & 0xFFFF_FFFF
+    return (value ^ value >> 15) & 0x7FFF_FFFF
+
+
+_HASHERS: dict[str, Hasher] = {"crc32m": crc32m, "s4": s4, "kafka": kafka}
 
 
 def hasher_named(name: str) -> Hasher:
-    """The hasher ``crc32m``, ``s4``, or your own as ``package.module:function``."""
+    """The hasher ``crc32m``, ``s4``, ``kafka``, or your own as ``package.module:function``."""
     if name in _HASHERS:
         return _HASHERS[name]
     module, _, attribute = name.partition(":")
@@ -202,7 +229,10 @@ class Partitioner:
 
     def partition_of(self, key: Key) -> int:
         """The partition of ``key``, from 0 to ``partitions - 1``."""
-        return self.hasher(check_key(key)) % KEY_GROUPS * self.partitions // KEY_GROUPS
+        number = self.hasher(check_key(key))
+        if self.hasher is kafka:
+            return number % self.partitions
+        return number % KEY_GROUPS * self.partitions // KEY_GROUPS
 
 
 class _Memo(dict[Key, int]):
@@ -217,9 +247,28 @@ class _Memo(dict[Key, int]):
         partition = self._partitioner.partition_of(key)
         if _length_of(key) > _MEMO_LENGTH:
             return partition
-        self._crowding.check(key, self)
+        self._crowding.check_new(key, self)
         if len(self) >= _MEMO_LIMIT:  # hot keys return at once
             self.clear()
             self._crowding = KeyCrowding()
         self[key] = partition
         return partition
+
+
+class RoutedKeys(KeyCrowding):
+    """The new keys of a table of ``partition``, whose events came by ``topics`` that are routed."""
+
+    __slots__ = ("_partition", "_partitioner", "_topics")
+
+    def __init__(self, partitioner: Partitioner, partition: int, topics: str) -> None:
+        super().__init__()
+        self._partitioner = partitioner
+        self._partition = partition
+        self._topics = topics
+
+    def check_new(self, key: Hashable, table: Iterable[Hashable]) -> None:
+        """As that of any table; raises MisplacedKey if the key belongs to another partition."""
+        super().check_new(key, table)
+        home = self._partitioner.partition_of(key)  # type: ignore[arg-type]
+        if home != self._partition:
+            raise MisplacedKey(key, self._topics, self._partition, home)

@@ -21,7 +21,7 @@ from s4node.config import plugins
 from s4node.errors import ConfigError, EventError, described
 from s4node.events.event import GenericEvent, Tombstone
 from s4node.events.event_time import TimeRule
-from s4node.events.keys import KeySpec
+from s4node.events.keys import KeySpec, check_key, record_key
 from s4node.events.routing import KeyRule
 from s4node.events.schema import EventType
 from s4node.offsets.system import OutputRecord
@@ -55,9 +55,9 @@ class RecordWriter:
     def _record(self, event: Any, now_ms: int) -> OutputRecord:
         try:
             if event.__class__ is Tombstone:
-                return OutputRecord(self._stream, self._key_bytes(event.key), None, now_ms)
+                return OutputRecord(self._stream, record_key(check_key(event.key)), None, now_ms)
             find_key, find_time = self._ways_of(event.__class__)
-            key = None if self._key is None else self._key_bytes(find_key(event))
+            key = None if self._key is None else record_key(check_key(find_key(event)))
             time = int(find_time(event) * 1000) if self._form.time else now_ms
             fields = _fields_of(event)
             headers = self._headers(fields.pop(self._form.headers, None))
@@ -84,17 +84,6 @@ class RecordWriter:
             rule = TimeRule(self._stream, form.time, [EventType(cls)]) if form.time else None
             self._ways[cls] = key, _nothing if rule is None else rule.find
         return self._ways[cls]
-
-    def _key_bytes(self, key: Any) -> bytes:
-        if isinstance(key, str):
-            return key.encode()
-        if isinstance(key, bytes):
-            return key
-        if isinstance(key, int) and not isinstance(key, bool):
-            return str(key).encode()
-        if isinstance(key, (tuple, list)) and key:
-            return self._key_bytes(key[0]) if len(key) == 1 else _encode_json(key)
-        raise EventError(f"{key!r} is not a key: use text, bytes, a number, or several of them")
 
     def _headers(self, found: Any) -> Sequence[tuple[str, bytes]]:
         if not found:

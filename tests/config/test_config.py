@@ -55,7 +55,10 @@ def test_a_backslash_at_the_end_joins_the_next_line(tmp_path: Path) -> None:
 
 def test_a_mistake_in_joined_lines_is_reported_at_the_first_of_them(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "\ns4.hasher = \\\n  md5\n") == [
-        "2: s4.hasher = 'md5' is neither crc32m, s4 nor package.module:function; write e.g. crc32m"
+        (
+            "2: s4.hasher = 'md5' is neither crc32m, s4, kafka nor package.module:function; "
+            "write e.g. crc32m"
+        )
     ]
 
 

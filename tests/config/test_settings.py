@@ -119,6 +119,7 @@ def test_the_list_has_these_families_of_keys() -> None:
         "streams.<stream>.record.time",
         "streams.<stream>.record.headers",
         "streams.<stream>.tombstones",
+        "streams.<stream>.routed",
         "streams.<stream>.samza.bounded",
         "streams.<stream>.samza.offset.default",
         "systems.<system>.samza.offset.default",

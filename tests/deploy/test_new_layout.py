@@ -6,10 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.deploy.new_layout import check_number
 from s4node.deploy.repartition import Repartition
+from s4node.errors import CheckpointError
 from s4node.events.keys import KEY_GROUPS, crc32m
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import TaskClaims, now_ms
@@ -25,6 +28,11 @@ TABLES = {
     0: ("pe Clicks", "pe Orders", "pe Visits"),
     1: ("pe Visits", "pe Clicks"),  # each task numbers its tables as it comes to use them
 }
+
+
+def test_a_job_whose_keys_are_where_kafkas_producers_put_them_keeps_its_tasks() -> None:
+    with pytest.raises(CheckpointError, match=r"s4.hasher = kafka.*begin a job of another name"):
+        check_number(JobGuard(4, BY_PARTITION, "kafka"), 8)
 
 
 def test_tables_that_tasks_have_numbered_differently_keep_their_rows(tmp_path: Path) -> None:

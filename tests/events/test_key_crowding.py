@@ -19,20 +19,20 @@ def test_of_keys_that_share_one_hash_a_table_takes_a_few_hundred() -> None:
     refused = 0
     for key in keys:
         try:
-            crowding.check(key, table)
+            crowding.check_new(key, table)
         except KeyFinderError:
             refused += 1
         else:
             table[key] = 1
     assert len(table) <= 300
     assert refused == 1000 - len(table)
-    crowding.check((1, 1), table)  # others go on
+    crowding.check_new((1, 1), table)  # others go on
 
 
 def test_keys_that_nobody_has_chosen_all_come_in() -> None:
     crowding, table = KeyCrowding(), dict[tuple[int, int], int]()
     for key in ((a, b) for a in range(700) for b in range(700)):
-        crowding.check(key, table)
+        crowding.check_new(key, table)
         table[key] = 1
     assert len(table) == 490_000
 
@@ -40,7 +40,7 @@ def test_keys_that_nobody_has_chosen_all_come_in() -> None:
 def test_a_key_that_comes_and_goes_is_taken_each_time() -> None:
     crowding, table = KeyCrowding(), dict[tuple[int, int], int]()
     for _ in range(100_000):
-        crowding.check((1, 2), table)
+        crowding.check_new((1, 2), table)
         table[1, 2] = 1
         del table[1, 2]
 

@@ -25,6 +25,7 @@ from s4node.events.keys import (
     check_key,
     crc32m,
     hasher_named,
+    kafka,
     key_bytes,
     s4,
 )
@@ -222,6 +223,33 @@ def test_a_key_too_large_for_its_bytes_is_named_in_the_error() -> None:
         crc32m(2**65)
 
 
+# --- the hasher kafka ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "murmur2"),
+    [
+        ("21", -973932308),
+        ("foobar", -790332482),
+        ("a-little-bit-long-string", -985981536),
+        ("a-little-bit-longer-string", -1486304829),
+        ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        ("abc", 479470107),
+    ],
+)
+def test_kafka_hashes_as_kafkas_producers_do(key: str, murmur2: int) -> None:
+    """The pairs are those of Kafka's own test."""
+    assert kafka(key) == kafka(key.encode()) == murmur2 & 0x7FFF_FFFF
+    for partitions in (1, 3, 12, 100):
+        assert Partitioner(partitions, kafka).partition_of(key) == kafka(key) % partitions
+
+
+def test_kafka_hashes_keys_as_they_are_in_records() -> None:
+    assert kafka(21) == kafka("21")
+    assert kafka(("a", 1)) == kafka('["a",1]')
+    assert kafka("é") == kafka("é".encode())
+
+
 # --- partitions ----------------------------------------------------------------------------------
 
 
@@ -353,7 +381,7 @@ def test_another_process_with_another_hash_seed_finds_the_same_partitions() -> N
         "import json; from s4node.events.keys import *\n"
         "keys = ['', 'joe', 'héllo', 0, -5, 2**63, b'\\x00\\xff', ('a', 1, b'b')]\n"
         "print(json.dumps([[hash('joe')]] + [[Partitioner(t, h).partition_of(k) for k in keys]\n"
-        "    for h in (crc32m, s4) for t in (1, 7, 64, 4096)]))"
+        "    for h in (crc32m, s4, kafka) for t in (1, 7, 64, 4096)]))"
     )
     answers = []
     for seed in ("1", "2"):
@@ -369,7 +397,7 @@ def test_another_process_with_another_hash_seed_finds_the_same_partitions() -> N
     assert partitions == other_partitions
     assert partitions == [
         [Partitioner(t, h).partition_of(k) for k in keys]
-        for h in (crc32m, s4)
+        for h in (crc32m, s4, kafka)
         for t in (1, 7, 64, 4096)
     ]
 
@@ -380,6 +408,7 @@ def test_another_process_with_another_hash_seed_finds_the_same_partitions() -> N
 def test_hashers_have_names() -> None:
     assert hasher_named("crc32m") is crc32m
     assert hasher_named("s4") is s4
+    assert hasher_named("kafka") is kafka
 
 
 def test_your_own_hasher_is_module_colon_function() -> None:
@@ -390,9 +419,9 @@ def test_your_own_hasher_is_module_colon_function() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("md5", "no hasher 'md5'; known are crc32m, s4, or package.module:function"),
-        ("", "no hasher ''; known are crc32m, s4, or package.module:function"),
-        ("zlib:", "no hasher 'zlib:'; known are crc32m, s4, or package.module:function"),
+        ("md5", "no hasher 'md5'; known are crc32m, s4, kafka, or package.module:function"),
+        ("", "no hasher ''; known are crc32m, s4, kafka, or package.module:function"),
+        ("zlib:", "no hasher 'zlib:'; known are crc32m, s4, kafka, or package.module:function"),
         ("nosuchmodule:f", "hasher 'nosuchmodule:f' cannot be loaded: No module named"),
         ("zlib:nosuch", "hasher 'zlib:nosuch' cannot be loaded: module 'zlib' has no attribute"),
         (":f", "hasher ':f' cannot be loaded: "),

@@ -298,6 +298,9 @@ def test_parts_of_an_app_that_do_not_fit_are_reported_before_anything_runs(
         bootstrap(spark, "tests.spark.replayed_app:Shared", {"payments": df}, order=["at"])
     assert "Counting.on_event sets app.last, which all keys of a task share" in str(shared.value)
     assert "Counting.on_event changes app.table" in str(shared.value)
+    kafka = {"s4.hasher": "kafka"}
+    with pytest.raises(ConfigError, match="Spark divides the state among tasks by key groups"):
+        bootstrap(spark, TARGET, {"payments": df}, order=["at"], config=kafka)
     cast = df.selectExpr("account", "shop", "'3' as cents", "at")
     with pytest.raises(ConfigError, match="'payments' does not fit: column 'cents' is string"):
         bootstrap(spark, TARGET, {"payments": cast}, order=["at"])

@@ -21,8 +21,8 @@ from s4node.app.plan.graph import rule_of
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import S4Error
-from s4node.events.keys import Partitioner
+from s4node.errors import ConfigError, S4Error
+from s4node.events.keys import Partitioner, RoutedKeys
 from s4node.events.routing import Router
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ProgressStatistics
@@ -123,14 +123,42 @@ class SystemConsumers:
         self._scopes: set[trio.CancelScope] = set()
         self._quiet = trio.lowlevel.ParkingLot()
         self._away: set[str] = set()  # systems that cannot be reached
+        self._partitioner = partitioner
+        self._routed: list[InputStream] = []  # by their producers, as the settings say
         self._keyed: dict[str, Keyed] = {}
         for stream in self._streams.values():
             rule = rule_of(stream)
             if rule is not None and partitioner.partitions > 1:
                 same = counts[stream.system, stream.name] == partitioner.partitions
-                routed = rule.name and same and f"{stream.system}.{stream.name}" not in grown
-                routing = f"{config[settings.HASHER]}:{rule.name}" if routed else ""
+                same = same and f"{stream.system}.{stream.name}" not in grown
+                if self._are_routed(stream, same=same):
+                    self._routed.append(stream)
+                    continue
+                routing = f"{config[settings.HASHER]}:{rule.name}" if rule.name and same else ""
                 self._keyed[stream.name] = Keyed(Router(rule, partitioner), routing)
+
+    def _are_routed(self, stream: InputStream, *, same: bool) -> bool:
+        """Return True if each event of a keyed stream is read by the task of its key, as the
+        settings say; a stream of ``same`` has a partition for each task."""
+        if not self._config.matching(settings.ROUTED).get(stream.name, False):
+            return False
+        hasher = self._config[settings.HASHER]
+        if hasher != "kafka":
+            raise ConfigError(
+                f"streams.{stream.name}.routed = true says that producers partition by murmur2, "
+                f"but the app has {settings.HASHER.name} = {hasher}; set {settings.HASHER.name} = "
+                f"kafka, too (a job that has state begins anew with it), or remove the former"
+            )
+        if same and stream.targets:
+            return True
+        log.warning(
+            "the producers of a stream do not choose its tasks, so its events are sent on to the "
+            "tasks of their keys",
+            stream=f"{stream.system}.{stream.name}",
+            partitions=self._counts[stream.system, stream.name],
+            tasks=self._partitioner.partitions,
+        )
+        return False
 
     # -- life --------------------------------------------------------------------------------
 
@@ -165,6 +193,11 @@ class SystemConsumers:
         for name in self._keyed.keys() - broadcast:
             readers = self._counts[self._streams[name].system, name]
             task.processor.times.pass_on(name, readers, reads=name in mine)
+        topics = self._config.matching(settings.PHYSICAL_NAME)
+        names = ", ".join(f"{s.system}.{topics.get(s.name, s.name)}" for s in self._routed)
+        for pe in {pe for stream in self._routed for pe in stream.targets}:
+            keys = RoutedKeys(self._partitioner, task.partition, names)
+            task.processor.instances[pe.name].new_keys = keys
 
     def _has_unread(self, ssp: SystemStreamPartition) -> bool:
         """Return True if events of a partition may wait where they are read from."""

@@ -132,7 +132,13 @@ def bootstrap(
     """
     _check_work(spark, work)
     values = dict(config or {})
-    tasks = Config.from_values(values)[settings.CLUSTER_PARTITIONS]
+    given = Config.from_values(values)
+    tasks = given[settings.CLUSTER_PARTITIONS]
+    if given[settings.HASHER] == "kafka":
+        raise ConfigError(
+            f"{settings.HASHER.name} = kafka: Spark divides the state among tasks by key groups, "
+            f"and Kafka's producers do not. Use another hasher, without streams.<stream>.routed"
+        )
     source = AppSource(app, values, tasks)
     made = source.made()
     _check(made, tasks, histories, keep)

@@ -13,17 +13,18 @@ from harness import free_port, node_process, running, until
 from input_systems import dies, fresh
 from shared_apps import Click, Count, CountingApp, Forward, HoldingApp, NotingApp
 
-from s4node import App, Event, GenericEvent
+from s4node import App, Event, GenericEvent, ProcessingElement, tumbling
 from s4node.errors import (
     CheckpointError,
     ConfigError,
     DecodeError,
     InputLost,
+    MisplacedKey,
     S4Error,
     StartpointError,
     UnknownStream,
 )
-from s4node.events.keys import Partitioner
+from s4node.events.keys import Partitioner, kafka
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
@@ -311,6 +312,84 @@ async def test_a_number_of_partitions_that_changes_under_us_stops_the_container(
         async with running(clicks_app(), settings):
             system.create("clicks", now)
             await trio.sleep_forever()
+
+
+async def test_routed_events_stay_where_they_are_read(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    homes = Partitioner(3, kafka)
+    users = {homes.partition_of(user): user for user in map(str, range(50))}
+    wrong = next(user for user in map(str, range(50, 99)) if homes.partition_of(user) == 2)
+    system.create("clicks", 3)
+    for partition, user in users.items():
+        system.put("clicks", partition, *(Click(user, number) for number in range(20)))
+    app = clicks_app()
+    settings |= {"s4.hasher": "kafka", "streams.clicks.routed": "true"}
+    async with running(app, settings, partitions=3) as container:
+        await until(lambda: container.processed == 60)
+        tasks = container.tasks.items()
+        assert {n: [*task.instances["Handling"]] for n, task in tasks} == {
+            n: [user] for n, user in users.items()
+        }
+        assert container.replay.consumers._keyed == {}
+    system.put("clicks", 0, Click(users[0], 20), Click(wrong, 1))
+    with dies(MisplacedKey, match=f"'{wrong}' came in partition 0 of memory.clicks.*partition 2"):
+        async with running(app, settings | {"s4.stream.clicks.onError": "skip"}, partitions=3):
+            await trio.sleep_forever()
+    assert not any(user == wrong for user, _ in app.seen)
+    settings["streams.clicks.routed"] = "false"
+    async with running(app, settings, partitions=3) as container:
+        await until(lambda: (wrong, 1) in app.seen)
+        assert wrong in container.tasks[2].instances["Handling"]
+
+
+class Timed(Event):
+    user: str
+    at: float = 1.0
+
+
+class Windowed(ProcessingElement):
+    def on_event(self, event: Timed) -> None:
+        raise AssertionError
+
+    def on_window(self) -> None:
+        raise AssertionError
+
+
+async def test_windows_of_a_routed_stream_take_no_key_of_another_task(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    settings |= {"s4.hasher": "kafka", "streams.clicks.routed": "true"}
+    wrong = next(user for user in "abcdefgh" if Partitioner(2, kafka).partition_of(user) == 1)
+    app = App("windows")
+    pe = app.create_pe(Windowed)
+    pe.set_window(tumbling(60))
+    app.create_input_stream("clicks", pe, key="user", system="memory", time="at")
+    system.create("clicks", 2)
+    system.put("clicks", 0, Timed(wrong))
+    with dies(MisplacedKey, match=f"the key '{wrong}' came in partition 0"):
+        async with running(app, settings, partitions=2):
+            await trio.sleep_forever()
+
+
+async def test_a_stream_whose_producers_do_not_choose_its_tasks_is_not_routed(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 2)
+    settings["streams.clicks.routed"] = "true"
+    with dies(ConfigError, match="set s4.hasher = kafka, too"):
+        async with running(clicks_app(), settings, partitions=3):
+            await trio.sleep_forever()
+    settings["s4.hasher"] = "kafka"
+    homes = Partitioner(2, kafka)
+    users = [f"user-{n}" for n in range(30)]
+    for user in users:
+        system.put("clicks", homes.partition_of(user), Click(user))
+    with structlog.testing.capture_logs() as logs:
+        async with running(clicks_app(), settings, partitions=3) as container:
+            await until(lambda: container.processed == 30)
+            assert all(task.instances["Handling"] for task in container.tasks.values())
+    assert [(each["partitions"], each["tasks"]) for each in logs if "producers" in each["event"]]
 
 
 @pytest.mark.parametrize("partitions", [1, 8])
