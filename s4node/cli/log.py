@@ -1,7 +1,8 @@
 """``s4 log``: the streams of a node's log, from the command line.
 
 Rules
-- Everything goes through the node's socket, so it works from any machine; no file is opened.
+- Everything goes through the node's socket, so it works from any machine; no file is opened. With
+  ``--system``, ``tail`` and ``describe`` read a system of the settings instead.
 - Results go to standard output, with ``--json`` one JSON object per line; messages go to standard
   error.
 - A command that has to wait says why, for example because the node's disk is full.
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import trio
 
 from s4node.cli import arguments as kinds
-from s4node.cli import log_sinks
+from s4node.cli import log_sinks, log_systems
 from s4node.cli.arguments import (
     cluster_option,
     command,
@@ -35,10 +36,10 @@ from s4node.cli.log_connection import with_log
 from s4node.cli.output import counted, give, report
 from s4node.cli.running_apps import Nodes
 from s4node.cli.send import Sending
-from s4node.cli.tail import print_events
+from s4node.cli.tail import placed, print_events
 from s4node.errors import S4Error, StartpointError
 from s4node.net.client.client import Client
-from s4node.offsets.startpoint import FORMS, Specific, Startpoint, Upcoming
+from s4node.offsets.startpoint import FORMS, Startpoint, Upcoming
 from s4node.offsets.system import SystemStreamPartition
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -139,6 +140,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "stream", type=utf8, metavar="NAME", nargs="?", default="", help="(default: all)"
     )
     json_option(described, "print JSON")
+
+    for reading in (tailed, described):
+        place = "a system of the settings in place of a node's log, such as kafka"
+        reading.add_argument("--system", type=utf8, default="", metavar="SYSTEM", help=place)
 
     trimmed = command(
         actions,
@@ -262,59 +267,38 @@ def tail(
     to: Nodes,
     timeout: float,
     *,
+    system: str,
     start: Startpoint | Literal["newest"],
     partition: int | None,
     count: int,
     as_json: bool,
 ) -> int:
     """Print a stream's events; returns the exit status."""
+    if system:
+        reading = log_systems.Reading(to.config, system, timeout, as_json=as_json)
+        return trio.run(reading.print_tail, stream, start, partition, count)
     reach = to.to_log()
 
     async def work(log: EmbeddedLog) -> int:
         described = await log.describe(stream)
-        where = await _start(log, described, start, partition)
+        where = await log_systems.start_of(log, described, start, partition)
         async with (
             Client(log.address, timeout=timeout, credentials=reach.credentials) as client,
             client.subscribe(stream, start=where) as events,
         ):
             if sys.stderr.isatty() or isinstance(start, Upcoming):  # earlier events are missed
                 report(f"reading {stream} from {log.address}; Ctrl-C ends")
-            await print_events(events, count, with_place=as_json)
+            await print_events(placed(events), count, with_place=as_json)
         return 0
 
     return with_log(reach, timeout, work)
 
 
-async def _start(
-    log: EmbeddedLog,
-    described: Mapping[str, Any],
-    start: Startpoint | Literal["newest"],
-    partition: int | None,
-) -> Startpoint | dict[int, int]:
-    """The positions to read from."""
-    stream, partitions = described["stream"], described["partitions"]
-    if partition is not None and not 0 <= partition < len(partitions):
-        raise StartpointError(
-            f"stream {stream!r} has partitions 0 to {len(partitions) - 1}, not {partition}"
-        )
-    wanted = partitions if partition is None else [partitions[partition]]
-    if start == "newest":
-        return {each["partition"]: max(each["oldest"], each["upcoming"] - 1) for each in wanted}
-    if isinstance(start, Specific):
-        if len(wanted) > 1:
-            raise StartpointError(
-                f"stream {stream!r} has {len(partitions)} partitions, each with its own offsets; "
-                f"choose one with --partition"
-            )
-        return {wanted[0]["partition"]: start.offset}
-    if partition is None:
-        return start
-    ssp = SystemStreamPartition(log.name, stream, partition)
-    return {partition: await log.resolve(ssp, start)}
-
-
-def describe(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
+def describe(stream: str, to: Nodes, timeout: float, *, system: str, as_json: bool) -> int:
     """Show one stream, or all; returns the exit status."""
+    if system:
+        reading = log_systems.Reading(to.config, system, timeout, as_json=as_json)
+        return trio.run(reading.print_streams, stream)
 
     async def work(log: EmbeddedLog) -> int:
         if stream:

@@ -116,7 +116,7 @@ class Nodes:
 
     def __init__(self, given: Sequence[str] | str | None, config: Config) -> None:
         self._given = [given] if isinstance(given, str) else given
-        self._config = config
+        self.config = config
 
     def to_send(self, stream: str) -> Reach:
         """How to reach the app that takes ``stream``."""
@@ -134,7 +134,7 @@ class Nodes:
     def _in_cluster(self, *, log: bool = False) -> Reach | None:
         """How to reach the cluster of the configured coordination, or its log; None if no
         coordination is given."""
-        config = self._config
+        config = self.config
         places = (settings.COORDINATION, settings.COORDINATION_FOLDER)
         if self._given or all(config.origin(each) == "default" for each in places):
             return None
@@ -146,11 +146,11 @@ class Nodes:
         return Reach(addresses, credentials)
 
     def _reach(self, fits: Callable[[Running], bool], what: str) -> Reach:
-        credentials = Credentials.configured(self._config)
+        credentials = Credentials.configured(self.config)
         if self._given:
             return Reach(self._given, credentials)
-        cluster = self._config[settings.CLUSTER_NAME]
-        every = self._config.origin(settings.CLUSTER_NAME) == "default"
+        cluster = self.config[settings.CLUSTER_NAME]
+        every = self.config.origin(settings.CLUSTER_NAME) == "default"
         look = partial(_only, lambda each: fits(each) and (every or each.cluster == cluster), what)
         found = look() or ([] if every and _default_answers() else _in_time(look, what))
         if not (found or every):

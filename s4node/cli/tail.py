@@ -15,6 +15,8 @@ import os
 import select
 import stat
 import sys
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import trio
@@ -24,7 +26,7 @@ from s4node.cli.arguments import cluster_option, folder_option, timeout_option, 
 from s4node.cli.output import connecting, counted, report
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.net.client.client import Client
-from s4node.net.client.subscription import Subscription
+from s4node.net.client.subscription import Place, Subscription
 from s4node.process import stdio
 
 
@@ -56,7 +58,7 @@ async def _tail(stream: str, reach: Reach, count: int, timeout: float) -> int:
         connected()
         report(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends")
         events.on_news = _Gaps(events).look
-        await print_events(events, count)
+        await print_events(placed(events), count)
     return 0
 
 
@@ -95,8 +97,16 @@ class _Gaps:
                 report(f"{stream}: connected again; reading from now on")
 
 
-async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:
-    """Print events as they arrive; end after ``count`` events, unless that is 0.
+async def placed(events: Subscription) -> AsyncIterator[tuple[Place, Any]]:
+    """The events of a subscription, each with its place."""
+    async for event in events:
+        yield events.place, event
+
+
+async def print_events(
+    events: AsyncIterator[tuple[Place, Any]], count: int, *, with_place: bool = False
+) -> None:
+    """Print GenericEvents as they arrive; end after ``count`` events, unless that is 0.
 
     With ``with_place``, a line is an object of ``partition``, ``offset`` and ``event``.
     """
@@ -104,10 +114,10 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
     read = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_with_reader)
-        async for event in events:
-            shown = event.attributes  # a GenericEvent, because no classes were given
+        async for place, event in events:
+            shown = event.attributes
             if with_place:
-                shown = {**events.place._asdict(), "event": shown}
+                shown = {**place._asdict(), "event": shown}
             print(encoder.encode(shown).decode(), flush=True)
             read += 1
             if read == count:

@@ -264,14 +264,18 @@ class KafkaSystem:
             if facts.error is None or facts.error.code() in GONE:
                 tries -= 1
             await trio.sleep(0.1)
-        found = await self._ask(lambda client: client.list_topics(timeout=_TIMEOUT))
-        names = sorted(name for name in found.topics if not name.startswith("__"))
+        names = await self.topics()
         known = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         raise UnknownStream(
             f"system {self.name!r} has no stream {topic!r} at {self.address}; it has: "
             f"{known or 'none'}. For a topic of another name set "
             f"streams.{stream}.samza.physical.name"
         )
+
+    async def topics(self) -> list[str]:
+        """The names of all topics but internal ones."""
+        found = await self._ask(lambda client: client.list_topics(timeout=_TIMEOUT))
+        return sorted(name for name in found.topics if not name.startswith("__"))
 
     async def identity(self, stream: str) -> str:
         await self.partitions(stream)  # raises if there is none
