@@ -6,6 +6,7 @@ import importlib
 import socket
 import time
 
+import msgspec
 import pytest
 
 from apps.flights.adapter import FlightsAdapter
@@ -13,6 +14,7 @@ from apps.flights.app import FlightsApp, RouteStatistics
 from apps.flights.board import Board, Collect
 from apps.flights.events import Figures, Flight, Report, Row
 from apps.lines.adapter import LineAdapter
+from apps.orders.app import Order, Orders
 from apps.words.app import Total, Words
 from s4node import GenericEvent
 from s4node.errors import ProcessingError
@@ -238,6 +240,27 @@ def test_only_totals_that_have_changed_are_told_again() -> None:
         test.advance(seconds=5)
 
         assert test.output("totals")[2:] == [Total("be", 2)]
+
+
+# --- orders: sums of a topic, which the app writes to another one -------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_the_sums_of_each_minute_are_published_once_whatever_is_killed(partitions: int) -> None:
+    with AppTest(Orders, partitions=partitions) as test:
+        test.send("orders", Order("ann", 60, 3), Order("bob", 90, 1))
+        test.advance(seconds=2)
+        test.crash()
+        test.send("orders", Order("ann", 119, 4), Order("ann", 120, 5), Order("eve", 300, 1))
+        test.advance(seconds=60)
+
+        found = [(each.key, msgspec.json.decode(each.value or b"")) for each in
+                 test.records("totals")]  # fmt: skip
+        assert sorted((key, total["at"], total["amount"]) for key, total in found) == [
+            (b"ann", 60, 7),
+            (b"ann", 120, 5),
+            (b"bob", 60, 1),
+        ]
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -1,17 +1,19 @@
-"""docs/kafka.md: its app and its command, over a broker."""
+"""docs/kafka.md: its way from nothing to rows, over a broker."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import trio
 
 pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 
-from harness import ROOT, s4_process, until
+from harness import ROOT, run_s4, s4_process
 from kafka_broker import lacking, running_broker
 
 pytestmark = [
@@ -23,37 +25,31 @@ pytestmark = [
 PAGE = (ROOT / "docs" / "kafka.md").read_text()
 
 
-READS, WRITES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(COMMAND,) = re.findall(r"\$ (s4 run orders\.py.*?)\n```", PAGE, re.DOTALL)
-
-
-async def test_the_apps_sum_the_orders_of_a_topic_by_minute(tmp_path: Path) -> None:
+async def test_the_page_leads_from_nothing_to_rows(tmp_path: Path) -> None:
     with running_broker(tmp_path / "kafka") as broker:
-        broker.create("shop.orders", 2)
-        broker.create("totals", 2)
-        producer = broker.producer()
-        for second, user, amount in [(0, "ann", 3), (30, "bob", 1), (59, "ann", 4), (200, "x", 0)]:
-            value = f'{{"user": "{user}", "amount": {amount}, "city": "Riga"}}'
-            for partition in (0, 1) if user == "x" else (second % 2,):
-                at = 1_700_000_040_000 + 1000 * second
-                producer.produce("shop.orders", value, user, partition, timestamp=at)
-        assert producer.flush(30) == 0
-        _, *arguments = shlex.split(
-            COMMAND.replace("\\\n", " ").replace("localhost:9092", broker.address)
-        )
-        arguments += ["--listen", "tcp://127.0.0.1:0", "-p", "s4.state.folder=state"]
-        (tmp_path / "orders.py").write_text(READS)
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            await until(lambda: len(process.stdout) >= 2)
-            found = {line for line in process.stdout if line.startswith(("ann", "bob"))}
-            assert found == {"ann 1700000040 7", "bob 1700000040 1"}
-        (tmp_path / "orders.py").write_text(WRITES)
-        arguments += ["-p", "s4.state.folder=other", "-p", "streams.totals.record.time=at"]
-        async with s4_process(*arguments, cwd=tmp_path):
-            await until(lambda: len(broker.records("totals")) == 2, "both are there", seconds=60)
+        page = PAGE.replace("localhost:9092", broker.address)
+        produce, app = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        (settings,) = re.findall(r"```properties\n(.*?)```", page, re.DOTALL)
+        for name, text in ("produce.py", produce), ("orders.py", app):
+            (tmp_path / name).write_text(text)
+        (tmp_path / "orders.properties").write_text(settings)
+        for topic in re.findall(r"\$ kafka-topics\.sh .* --topic (\S+)", page):
+            broker.create(topic)
+        await trio.run_process([sys.executable, "produce.py"], cwd=tmp_path)
+        (run,) = re.findall(r"\$ s4 (run orders\.py.*) &\n", page)
+        tail, shown = re.findall(r"\$ s4 (log tail totals.*)\n((?:\{.*\n)+)", page)[0]
+        more = ("--listen", "tcp://127.0.0.1:0", "-p", "s4.state.folder=state")
+        async with s4_process(*shlex.split(run), *more, cwd=tmp_path):
+            tailed = await run_s4(*shlex.split(tail), cwd=tmp_path)
+        assert tailed.stdout == shown
         records = broker.records("totals")
-        assert {each.key(): json.loads(each.value())["amount"] for each in records} == {
-            b"ann": 7,
-            b"bob": 1,
-        }
-        assert {each.timestamp()[1] for each in records} == {1_700_000_040_000}
+        assert {each.key() for each in records} == {b"ann", b"bob"}
+        assert {each.timestamp()[1] for each in records} == {1_767_225_600_000}
+        (orders,) = re.findall(r"\$ s4 (log tail orders.*)\n\{", page)
+        shown = re.findall(r"log tail orders.*\n(\{.*\n)", page)[0]
+        first = await run_s4(*shlex.split(orders), cwd=tmp_path)
+        assert json.loads(first.stdout) == json.loads(shown)
+
+
+def test_the_app_of_the_page_is_the_file_that_it_names() -> None:
+    assert (ROOT / "apps/orders/app.py").read_text() in PAGE

@@ -1,0 +1,1 @@
+"""Sums of a topic of Kafka by minute, written to another topic."""
