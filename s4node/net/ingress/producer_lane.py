@@ -33,10 +33,13 @@ it uses credit that no earlier one gave, or says hello with a later number:
     the connection breaks before that arrives, a hello says 10         12 is reported again
     number 100 comes                                                   12 has arrived
 
+On a durable stream a refusal is reported once a commit has settled it. Until then it may be rolled
+back: the event comes again, perhaps with another number after a repartition, and may be processed.
+
 Rules
 - ``safe`` never passes a hole. Credit reaches ahead of it, or of ``expected`` if the stage drops.
 - No ``upto`` passes a refusal that was not reported. Those that may not have arrived are repeated
-  after a reconnect.
+  after a reconnect. None is reported that a rollback may undo.
 - A verdict that could not be sent takes its credit back; the next one repeats all of it.
 - A producer is asked to go back once, until it has (:mod:`s4node.net.ingress.flow`).
 - What a producer reports of event time holds once all events before it are processed.
@@ -48,6 +51,7 @@ Rules
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
@@ -246,8 +250,9 @@ class ProducerLane:
     def refuse(self, number: int, count: int, reason: str) -> None:
         self.report.add(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
-        self.report.urgent = True
-        self.effects.answers[self] = None
+        if number < self.final:
+            self.report.urgent = True
+            self.effects.answers[self] = None
 
     def shed(self, number: int, count: int, reason: str) -> None:
         """Report dropped events to the producer."""
@@ -302,6 +307,11 @@ class ProducerLane:
         pending = self.report.pending
         return self.settled if pending is None else min(self.settled, pending.first)
 
+    @property
+    def final(self) -> int:
+        """Refusals below this number hold, whatever happens, and may be reported."""
+        return self.settled if self.by_event else sys.maxsize
+
     def told(self, share: int) -> None:
         """Note that the producer is told the current ``upto`` and ``limit``."""
         report = self.report
@@ -323,7 +333,8 @@ class ProducerLane:
         report = self.report
         report.before = self.limit, report.sent_upto, report.sent_limit, report.press_at
         report.urgent = False
-        report.ruled = ruled = () if report.pending is None else report.next_exceptions()
+        ruled = () if report.pending is None else report.next_exceptions(self.final)
+        report.ruled = ruled
         outcome = wire.ADMITTED
         if report.asked <= self.settled:
             report.asked = -1
@@ -334,7 +345,7 @@ class ProducerLane:
             outcome = wire.EXPECTED
             self.on(On.ANSWERED)
         share = self.share
-        if report.pending is None:  # more credit only when all refusals so far have been told
+        if report.pending is None or not (report.has_below(self.final) or report.is_full):
             self.limit = self.admission.new_limit(self, share)
         self.told(share)
         return wire.Ruling(
@@ -370,6 +381,7 @@ class ProducerLane:
         """Repeat to a reconnected producer everything from ``upto`` on."""
         self.on(On.REOPENED)
         self.report.reopened(upto)
+        self.report.urgent = self.report.has_below(self.final)
 
     def restore(self, row: SavedProducer) -> None:
         """Go on as the row of the producer says."""

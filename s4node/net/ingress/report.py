@@ -4,6 +4,7 @@ Rules
 - A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
   does not tell it, and what was told is kept until the producer shows that it heard, for after a
   reconnect.
+- A verdict has refusals below a number that its lane gives: those that no rollback undoes.
 - A verdict that could not be sent takes its credit back; the next one repeats all of it.
 """
 
@@ -71,13 +72,13 @@ class Pending:
             heappush(self._heap, last)
             self._last = new
 
-    def pop_lowest(self, most: int) -> list[Unprocessed]:
-        """Take the lowest ranges, in order, to tell them now."""
+    def pop_lowest(self, most: int, below: int) -> list[Unprocessed]:
+        """Take the lowest ranges of numbers ``below`` one, in order, to report them now."""
         heap, taken = self._heap, list[Unprocessed]()
         if self._last is not None:
             heappush(heap, self._last)
             self._last = None
-        while heap:
+        while heap and heap[0].number < below:
             if taken and _goes_on(taken[-1], heap[0]):
                 last = taken.pop()
                 taken.append(last._replace(count=last.count + heappop(heap).count))
@@ -85,6 +86,10 @@ class Pending:
                 taken.append(heappop(heap))
             else:
                 break
+        if taken and taken[-1].end > below:
+            last = taken.pop()
+            taken.append(last._replace(count=below - last.number))
+            heappush(heap, last._replace(number=below, count=last.end - below))
         return taken
 
     def forget_from(self, number: int) -> None:
@@ -143,15 +148,24 @@ class Report:
     def skip(self, start: int) -> None:
         self.sent_upto = self.sent_limit = self.press_at = start
 
-    def next_exceptions(self) -> Sequence[Unprocessed]:
-        """Take what the next verdict tells."""
-        if self.pending is None:
+    def has_below(self, number: int) -> bool:
+        """Return True if numbers below this one are to be reported."""
+        return self.pending is not None and self.pending.first < number
+
+    @property
+    def is_full(self) -> bool:
+        """True if there are more to report than one verdict can."""
+        return self.pending is not None and len(self.pending) > MAX_EXCEPTIONS
+
+    def next_exceptions(self, below: int) -> Sequence[Unprocessed]:
+        """Take what the next verdict reports, of the numbers ``below`` one."""
+        if self.pending is None or self.pending.first >= below:
             return ()
-        taken = self.pending.pop_lowest(MAX_EXCEPTIONS)
+        taken = self.pending.pop_lowest(MAX_EXCEPTIONS, below)
         self.unheard = self.unheard or deque()
         self.unheard.append((self.sent_limit, taken))
         self.pending = self.pending or None
-        self.urgent = self.pending is not None
+        self.urgent = self.has_below(below)
         return taken
 
     def take_back(self) -> int:
@@ -183,17 +197,19 @@ class Report:
         ]
         self.unheard = None
         self.add(*told)
-        self.urgent = self.pending is not None
 
     def restore(self, saved: Sequence[tuple[int, int, str, bool]]) -> None:
         """Go on with refusals that an earlier owner of the partition has told, or not."""
         if saved:
             self.unheard = deque([(self.sent_limit, [Unprocessed(*one) for one in saved])])
 
-    @property
-    def saved(self) -> tuple[Unprocessed, ...]:
-        """All refusals that the producer may not know."""
-        return (*self._told, *(self.pending or ()))
+    def saved(self, below: int) -> tuple[Unprocessed, ...]:
+        """All refusals of numbers ``below`` one that the producer may not know."""
+        return tuple(
+            one._replace(count=min(one.end, below) - one.number)
+            for one in (*self._told, *(self.pending or ()))
+            if one.number < below
+        )
 
     @property
     def _told(self) -> Iterator[Unprocessed]:

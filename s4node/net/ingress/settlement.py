@@ -70,6 +70,7 @@ class Saved(Settlement):
             (lane.safe - lane.settled) * 2 >= self.window
             or (self.awaited and lane.safe == lane.expected)
             or (self.commits.on_demand and 0 <= report.asked <= lane.safe)
+            or (report.pending is not None and report.is_full)
         ):
             self.want()
         else:
@@ -111,6 +112,8 @@ class Saved(Settlement):
         lane = self.lane
         if number > lane.settled:
             lane.settled = number
+            if lane.report.pending is not None:
+                lane.report.urgent |= lane.report.has_below(number)
             lane.effects.answers[lane] = None
 
     def roll_back(self) -> None:
@@ -121,7 +124,7 @@ class Saved(Settlement):
     def row(self) -> SavedProducer:
         """The current row, for a commit."""
         lane, report = self.lane, self.lane.report
-        untold = report.saved if report.pending or report.unheard else ()
+        untold = report.saved(lane.safe) if report.pending or report.unheard else ()
         return SavedProducer(lane.safe, *lane.life, lane.own_id, untold)
 
     def bound(self, limit: int, share: int) -> int:

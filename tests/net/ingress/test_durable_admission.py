@@ -245,6 +245,43 @@ def test_a_producer_without_numbers_waits_until_its_earlier_events_are_committed
     node.admission.validate()
 
 
+def test_a_refusal_is_reported_once_a_commit_has_settled_it() -> None:
+    node = Node()
+    node.greet()
+    frame = node.take(0, 10)
+    frame.refuse(3, "bad")
+    frame.refuse(7, "bad too")
+    frame.complete(0, 5)
+    assert node.ruling().exceptions == ()
+    rows = node.commit()
+    assert rows == {"p": kept(5, untold=((3, 1, "bad", False),))}
+    frame.done()
+    ruling = node.ruling()
+    assert (ruling.exceptions, ruling.upto) == (((3, 1, "bad"),), 5)
+    node.roster.roll_back(0)
+    node.take(5, 5).done()  # this time 7 is processed
+    node.commit()
+    ruling = node.ruling()
+    assert (ruling.exceptions, ruling.upto) == ((), 10)
+    node.admission.validate()
+
+
+def test_more_refusals_than_a_verdict_reports_request_a_commit_before_more_credit() -> None:
+    node = Node()
+    node.greet()
+    limit = node.admission.lanes["p", 0].limit
+    frame = node.take(0, 300)
+    for number in range(300):
+        frame.refuse(number, f"bad {number}")
+    frame.complete(0, 299)
+    assert node.effects.commits == {0: AT_ONCE}
+    assert node.ruling().limit == limit
+    node.commit()
+    assert [len(node.ruling().exceptions) for _ in range(3)] == [256, 43, 0]
+    assert node.ruling().limit > limit
+    node.admission.validate()
+
+
 def test_refusals_that_were_perhaps_not_heard_are_told_by_the_next_life() -> None:
     node = Node()
     node.greet()

@@ -327,6 +327,8 @@ class Node:
         """All is done; each bad event was refused once, and its producer is told why."""
         self.check()
         assert self.lane.safe == len(self.kinds)
+        assert not self.lane.ruling().exceptions
+        self.roster.commit_written(0, self.roster.snapshot(0))
         told = self.lane.ruling().exceptions
         refused = [n for first, count, _ in told for n in range(first, first + count)]
         assert refused == [n for n, kind in enumerate(self.kinds) if kind in REFUSED]
