@@ -14,7 +14,6 @@ from functools import partial
 
 import trio
 
-from s4node.app.plan.cycles import describe, over_apps
 from s4node.cluster.coordination.entries import AppId, NodeInfo
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.container_status import ContainerStatus
@@ -85,19 +84,13 @@ async def of_cluster(registry: Registry, cluster: str, place: str, ask: Ask) -> 
                 {member.value.node: member.value.address for member in group.members},
             )
         )
-    own = f"{cluster}."
-    uses = await registry.stream_uses()
-    streams = [  # that apps of the cluster take, or put events on
-        StreamRow(stream, [*producers], consumers)
-        for stream, producers, consumers in uses
-        if any(app.startswith(own) for app in (*producers, *consumers))
-    ]
-    cycles = [
-        describe(cycle)
-        for cycle in over_apps(uses)
-        if any(place.startswith(own) for place in cycle)
-    ]
-    return _snapshot(cluster, place, nodes, answers, apps, streams, cycles)
+    streams = []  # that apps of the cluster take, or put events on
+    for stream in await registry.streams():
+        producers = await registry.stream_users(stream, "producers")
+        consumers = await registry.stream_users(stream, "consumers")
+        if any(app.cluster == cluster for app in (*producers, *consumers)):
+            streams.append(StreamRow(stream, [*map(str, producers)], [*map(str, consumers)]))
+    return _snapshot(cluster, place, nodes, answers, apps, streams)
 
 
 def _snapshot(
@@ -107,7 +100,6 @@ def _snapshot(
     answers: dict[str, NodeStatus | str],
     apps: list[AppRow],
     streams: list[StreamRow],
-    cycles: list[str],
 ) -> Snapshot:
     answered = {
         name: answer.statistics
@@ -135,7 +127,6 @@ def _snapshot(
         inputs_of(statistics),
         pes_of(statistics),
         [row for name, reports in answered.items() for row in work_of(name, reports)],
-        cycles,
     )
 
 
@@ -172,4 +163,4 @@ async def of_process(running: Running, ask: Ask) -> Snapshot:
         members,
         {node.name: running.address} if running.address else {},
     )
-    return _snapshot(running.cluster, "", {node.name: node}, answers, [app], [], [])
+    return _snapshot(running.cluster, "", {node.name: node}, answers, [app], [])

@@ -223,8 +223,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     inputs: list[InputRow] = []
     pes: list[PeRow] = []
     work: list[WorkRow] = []
-    cycles: list[str] = []
-    """The ways on which streams feed themselves over several apps, as ``app -> stream -> app``."""
 
     @property
     def key(self) -> tuple[str, str, str]:

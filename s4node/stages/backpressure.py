@@ -7,7 +7,9 @@ Rules
   before more is put into it, and no stream waits for what it must drain itself.
 - Streams that reach each other feed themselves. An edge between two of them holds nothing up, or
   they would wait for each other for ever: their puts always find room, and beyond the capacity wait
-  on disk. Streams that lead into them are held until they are below their capacity.
+  on disk. Streams that lead into them are held until they are below their capacity. Programs get no
+  more credit for a stream that feeds a full one and itself: what comes around goes first.
+- A cycle may lead through other apps. Then there is an edge from an output stream to an input.
 """
 
 from __future__ import annotations
@@ -67,13 +69,15 @@ class Edges:
 
 
 class Order:
-    """Which streams are held. ``held`` is one set for good, changed in place."""
+    """Which streams are held. ``held`` is one set for good, changed in place. ``feeding`` are those
+    that put on a full one and feed themselves over it."""
 
-    __slots__ = ("_full", "_stuck", "edges", "held")
+    __slots__ = ("_full", "_stuck", "edges", "feeding", "held")
 
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
         self.held: set[str] = set()
+        self.feeding: set[str] = set()
         self._full: dict[str, set[Hashable]] = {}
         self._stuck: set[str] = set()
 
@@ -113,6 +117,12 @@ class Order:
         self._hold()
 
     def _hold(self) -> None:
+        targets, group = self.edges.targets, self.edges.group
+        self.feeding = {
+            source
+            for source in targets
+            if any(target in self._full for target in targets[source] & group(source))
+        }
         held = {
             source
             for source in self.edges.targets

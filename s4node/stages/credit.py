@@ -13,12 +13,13 @@ Rules
 - While a stage that withholds is over capacity, a producer with events in flight gets no more, and
   one without gets its share: a held producer is remembered and served when there is room again. A
   stage that drops instead holds no producer.
+- A producer may get no more, whatever the stage has, while there is no room where the stream leads.
 """
 
 from __future__ import annotations
 
 from collections.abc import KeysView
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from s4node.stages.stage import Gauge
 
@@ -116,3 +117,48 @@ class Credit(Generic[P]):
         if self._held and not self.full:
             released, self._held = self._held, released
         return released.keys()
+
+
+class Room(Protocol):
+    """The room where streams lead."""
+
+    def stops(self, stream: str, partition: int) -> bool:
+        """Return True if programs get no more credit for a stream in a partition."""
+        ...
+
+
+class Roomy:
+    """Where there always is room."""
+
+    def stops(self, stream: str, partition: int) -> bool:  # noqa: ARG002
+        return False
+
+
+class Stopped(Generic[P]):
+    """The producers of ``stream`` that get no more credit until there is ``room`` where it leads,
+    by partition."""
+
+    def __init__(self, room: Room, stream: str) -> None:
+        self.producers: dict[P, int] = {}
+        self._room = room
+        self._stream = stream
+
+    def stops(self, producer: P, partition: int) -> bool:
+        """Return True if a producer gets no more credit, and note it if so."""
+        stops = self._room.stops(self._stream, partition)
+        if stops:
+            self.producers[producer] = partition
+        return stops
+
+    def release(self) -> list[P]:
+        """The noted producers that may go on."""
+        if not self.producers:
+            return []
+        found = self.producers.items()
+        free = [one for one, at in found if not self._room.stops(self._stream, at)]
+        for producer in free:
+            del self.producers[producer]
+        return free
+
+    def remove(self, producer: P) -> None:
+        self.producers.pop(producer, None)

@@ -54,8 +54,12 @@ def test_an_edge_that_is_learned_counts_at_once() -> None:
     assert found.learn("in", "a")
     assert not found.learn("in", "a")
     assert found.held == {"in"}
+    assert found.feeding == set()
     assert found.learn("a", "in")  # now they feed themselves
     assert found.held == set()
+    assert found.feeding == {"in"}
+    assert not found.emptied("a", 0)
+    assert found.feeding == set()
 
 
 @pytest.mark.parametrize(

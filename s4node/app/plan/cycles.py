@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 
@@ -46,31 +46,6 @@ def cycle_through(
             if target not in came_from:
                 came_from[target] = name
                 waiting.append(target)
-
-
-def over_apps(
-    uses: Iterable[tuple[str, Mapping[str, Collection[str]], Collection[str]]],
-) -> list[list[str]]:
-    """The cycles that lead through several apps, each of names as ``app -> stream``.
-
-    ``uses`` are streams with their producers, each with the streams whose events lead there in that
-    app, and their consumers. An app does not get what it puts on a stream for others.
-    """
-    produced = [
-        (app, stream, led_by, consumers)
-        for stream, producers, consumers in uses
-        for app, led_by in producers.items()
-    ]
-    return cycles(
-        {
-            f"{app} -> {stream}": {
-                f"{other} -> {further}"
-                for other, further, led_by, _ in produced
-                if other != app and other in consumers and stream in led_by
-            }
-            for app, stream, _, consumers in produced
-        }
-    )
 
 
 def describe(cycle: Iterable[str]) -> str:

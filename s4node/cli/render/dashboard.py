@@ -158,10 +158,6 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
         for one in snapshot.failing
     ]
     texts += [
-        f"streams feed themselves over several apps, which may wait for each other: {path}"
-        for path in snapshot.cycles
-    ]
-    texts += [
         f"node {one.node} is the standby of {len(one.tasks)} tasks of {one.app}, at most "
         f"{one.behind:.1f} s behind"
         for one in snapshot.standbys

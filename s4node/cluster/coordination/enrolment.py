@@ -6,7 +6,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from s4node.cluster.coordination.entries import AppId
@@ -70,17 +70,13 @@ class Enrolment:
         """The container's presence in the app's job."""
         return JobPresence(Registry(self.session), AppId(self.cluster, self.app))
 
-    def directory(
-        self, consumes: Iterable[str], produces: Mapping[str, Collection[str]]
-    ) -> Directory:
-        """The directory of the streams that the app consumes and produces; of the latter, each with
-        those that lead to it."""
+    def directory(self, consumes: Iterable[str], produces: Iterable[str]) -> Directory:
+        """The directory of the streams that the app consumes and produces."""
         return Directory(
             self.session,
             cluster=self.cluster,
             app=self.app,
             consumes=consumes,
             produces=produces,
-            led_by=produces,
             deployed=self.version != "",
         )

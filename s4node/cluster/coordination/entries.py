@@ -85,15 +85,6 @@ class AppId(NamedTuple):
         return f"{self.cluster}.{self.app}"
 
 
-class StreamUses(NamedTuple):
-    """A stream, and the apps that use it, as ``cluster.app``: its producers, each with the streams
-    whose events lead there in that app, and its consumers."""
-
-    stream: str
-    producers: dict[str, list[str]]
-    consumers: list[str]
-
-
 class Found(NamedTuple, Generic[T]):
     """A value that was read, with the version, session and creation order of its entry."""
 

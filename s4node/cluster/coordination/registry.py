@@ -41,7 +41,6 @@ from s4node.cluster.coordination.entries import (
     Group,
     MemberInfo,
     NodeInfo,
-    StreamUses,
 )
 from s4node.cluster.coordination.job_registry import JobRegistry
 from s4node.cluster.coordination.typed_entries import (
@@ -52,11 +51,10 @@ from s4node.cluster.coordination.typed_entries import (
     unreadable,
 )
 from s4node.errors import CoordinationError, EntryExists, NameTaken, NoEntry, SessionLost
-from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from s4node.cluster.tree.contract import Session
 
@@ -343,21 +341,10 @@ class Registry:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    async def add_stream_user(
-        self, stream: str, role: Role, app: AppId, led_by: Collection[str] = ()
-    ) -> None:
-        """Record that ``app`` produces or consumes a stream, until that is removed.
-
-        ``led_by`` are the streams that the app consumes and whose events lead there.
-        """
-        path = path_to("streams", stream, role, *app)
-        data = msgspec.json.encode(sorted(led_by)) if led_by else b""
-        try:
-            await self.session.create(path, data)
-        except EntryExists:
-            entry = await self.session.get(path)
-            if entry is not None and entry.data != data:  # another version of the app
-                await self.session.set(path, data)
+    async def add_stream_user(self, stream: str, role: Role, app: AppId) -> None:
+        """Record that ``app`` produces or consumes a stream, until that is removed."""
+        with contextlib.suppress(EntryExists):
+            await self.session.create(path_to("streams", stream, role, *app), b"")
 
     async def remove_stream_user(self, stream: str, role: Role, app: AppId) -> None:
         """Remove what :meth:`add_stream_user` recorded; may be called twice."""
@@ -374,21 +361,6 @@ class Registry:
         found = []
         for cluster in await self.entries.names(base):
             found += [AppId(cluster, app) for app in await self.entries.names(below(base, cluster))]
-        return found
-
-    async def stream_uses(self) -> list[StreamUses]:
-        found = []
-        for stream in await self.streams():
-            producers = {}
-            for app in await self.stream_users(stream, "producers"):
-                path = path_to("streams", stream, "producers", *app)
-                led_by = await self.entries.text(path)
-                try:
-                    producers[str(app)] = msgspec.json.decode(led_by or "[]", type=list[str])
-                except UNREADABLE as error:
-                    raise unreadable(path, error) from error
-            consumers = [str(app) for app in await self.stream_users(stream, "consumers")]
-            found.append(StreamUses(stream, producers, consumers))
         return found
 
     # --- watching: the paths that wait_change takes ----------------------------------------------

@@ -10,15 +10,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import trio
 
-from s4node.cluster.coordination.entries import RUNNING, AppId, Group, StreamUses
+from s4node.cluster.coordination.entries import RUNNING, AppId, Group
 from s4node.cluster.coordination.follow import follow
 from s4node.cluster.coordination.registry import Registry
 from s4node.errors import S4Error
@@ -62,7 +61,6 @@ class Directory:
         app: str,
         consumes: Iterable[str] = (),
         produces: Iterable[str] = (),
-        led_by: Mapping[str, Collection[str]] = MappingProxyType({}),
         deployed: bool = False,
     ) -> None:
         self.app = AppId(cluster, app)
@@ -70,7 +68,6 @@ class Directory:
         self._session = session
         self._consumes = tuple(consumes)
         self._produces = tuple(produces)
-        self._led_by = led_by
         self._deployed = deployed
         self._known: dict[str, SystemConsumers] = {}
         self._groups: dict[AppId, Group] = {}  # as last read
@@ -93,8 +90,7 @@ class Directory:
         for stream in self._consumes:
             await self.registry.add_stream_user(stream, "consumers", self.app)
         for stream in self._produces:
-            led_by = self._led_by.get(stream, ())
-            await self.registry.add_stream_user(stream, "producers", self.app, led_by)
+            await self.registry.add_stream_user(stream, "producers", self.app)
 
     async def run(self, on_change: Callable[[str, SystemConsumers], None]) -> None:
         """Call ``on_change`` with a stream and its consumers, at first and when they change.
@@ -109,22 +105,6 @@ class Directory:
             partial(self._step, on_change),
             lambda why: log.warning("cannot follow consumers", app=str(self.app), error=why),
         )
-
-    async def follow_uses(self, on_change: Callable[[list[StreamUses]], None]) -> None:
-        """Call ``on_change`` with the uses of all streams, at first and when they change.
-
-        It is called in the loop and must not block. Never returns; raises SessionLost.
-        """
-        await follow(
-            partial(self._look_at_uses, on_change),
-            lambda why: log.warning("cannot follow streams", app=str(self.app), error=why),
-        )
-
-    async def _look_at_uses(self, on_change: Callable[[list[StreamUses]], None]) -> None:
-        path = Registry.path_of_stream()
-        seen = await self._session.change(path)
-        on_change(await self.registry.stream_uses())
-        await self._session.wait_change(path, seen)
 
     async def _step(self, on_change: Callable[[str, SystemConsumers], None]) -> None:
         """Read everything, report what is new, and wait for news."""

@@ -28,11 +28,19 @@ from s4node.net.wire import frame as wire
 
 
 class OutgoingFrame(NamedTuple):
-    """A frame that is kept until its events are acknowledged."""
+    """A frame that is kept until its events are acknowledged.
+
+    The data of one that is ``stored`` are only in its row; that is how many bytes there are.
+    """
 
     first: int
     end: int
     data: bytes
+    stored: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.stored or len(self.data)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -120,7 +128,7 @@ class Lane:
         self.cursor = sum(1 for frame in self.frames if frame.end <= number)
         self.told_time = -math.inf
 
-    def resend(self, budget: int) -> list[bytes]:
+    def resend(self, budget: int, settlement: Settlement) -> list[bytes]:
         """The kept frames from the cursor on that may be sent now, up to about ``budget`` bytes."""
         frames: list[bytes] = []
         end = self.send_limit
@@ -129,8 +137,8 @@ class Lane:
             if frame.first >= end:
                 break
             self.cursor += 1
-            frames.append(frame.data)
-            budget -= len(frame.data)
+            frames.append(frame.data or settlement.data_of(self, frame))
+            budget -= frame.size
         return frames
 
     def acknowledge(self, upto: int) -> list[OutgoingFrame]:
@@ -193,6 +201,10 @@ class Settlement(Protocol):
     def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Take settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
 
+    def data_of(self, lane: Lane, frame: OutgoingFrame) -> bytes:
+        """The data of a frame of a lane, also if it is stored."""
+        ...
+
     def takes(self, refusal: Refusal) -> bool:
         """Return True if refused or unsendable events are dealt with, else the caller has to."""
 
@@ -210,6 +222,9 @@ class Forget:
     """The settlement of an outbox whose events are forgotten."""
 
     def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None: ...
+
+    def data_of(self, lane: Lane, frame: OutgoingFrame) -> bytes:  # noqa: ARG002
+        return frame.data
 
     def takes(self, refusal: Refusal) -> bool:  # noqa: ARG002
         return False

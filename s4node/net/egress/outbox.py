@@ -257,7 +257,7 @@ class Outbox:
         """
         out: list[bytes] = []
         if lane.cursor < len(lane.frames):
-            out = lane.resend(budget)
+            out = lane.resend(budget, self.settlement)
             budget -= sum(map(len, out))
             if lane.cursor < len(lane.frames):
                 return out
@@ -347,7 +347,7 @@ class Outbox:
             self._count_off(lane)
         found = unsettled_events(lane, self.types, self._refuse)
         self._settled_before += lane.upto - lane.start + len(lane.excepted)
-        self.frame_bytes -= sum(len(frame.data) for frame in lane.frames)
+        self.frame_bytes -= sum(frame.size for frame in lane.frames)
         lane.frames.clear()
         lane.wait_only()
         return found
@@ -395,7 +395,7 @@ class Outbox:
     def settle(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Drop settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
         for frame in frames:
-            self.frame_bytes -= len(frame.data)
+            self.frame_bytes -= frame.size
         self.settlement.settled(lane, before, frames)
 
     def _refused(self, refusal: Refusal) -> None:
@@ -417,7 +417,7 @@ class Outbox:
         for lane in self.lanes:
             lane.validate()
         assert self._ready_events == sum(len(lane.pending) for lane in self.lanes)
-        assert self.frame_bytes == sum(len(one.data) for lane in self.lanes for one in lane.frames)
+        assert self.frame_bytes == sum(one.size for lane in self.lanes for one in lane.frames)
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -162,14 +162,23 @@ def sort_rows(channel: str, rows: Rows) -> SavedRows:
     return saved
 
 
+class Committed(Protocol):
+    """The database with the rows of the last commit."""
+
+    def get(self, row: bytes) -> bytes | None: ...
+
+
 class ChannelRows(Forget):
-    """The rows of ``channel`` in the ``changes`` of a task, for events of ``types``.
+    """The rows of ``channel`` in the ``changes`` of a task and its ``database``, for events of
+    ``types``.
 
     They are part of the settlement of its outbox. ``life`` names a channel that may be forgotten
     and made anew. ``unsent`` events are reported with commits.
     """
 
-    def __init__(self, channel: str, changes: Changes, types: StreamTypes, life: str) -> None:
+    def __init__(
+        self, channel: str, changes: Changes, database: Committed, types: StreamTypes, life: str
+    ) -> None:
         self.keys = RowKeys(channel)
         self.changes = changes
         self.types = types
@@ -180,6 +189,17 @@ class ChannelRows(Forget):
         self.versions: dict[int, TypeDecl] = {}  # with which rows were written, by fingerprint
         self._channel = channel
         self._declared: set[int] = set()
+        self._database = database
+
+    def stored(self, row: bytes) -> bytes:
+        """The value of a row that exists, in the changes or committed."""
+        data = self.changes.find(row, None) or self._database.get(row)
+        assert isinstance(data, bytes), "a saved row is gone"
+        return data
+
+    def data_of(self, lane: Lane, frame: OutgoingFrame) -> bytes:
+        row = self.keys.frame(lane.partition, frame.first, frame.end)
+        return frame.data or self.stored(row)
 
     def restore(self, rows: Rows) -> SavedRows:
         """Sort the rows of an earlier life, and keep the types that are needed to read them."""

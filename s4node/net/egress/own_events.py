@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from s4node.errors import EventError
 from s4node.net.egress.frame_builder import unnumbered
@@ -24,19 +24,13 @@ _SHARE = 2048
 """The most events of a row."""
 
 
-class Committed(Protocol):
-    """The database with the rows of the last commit."""
-
-    def get(self, row: bytes) -> bytes | None: ...
-
-
 class OwnEvents:
     """The events in no frame of the channel with these ``rows``, of ``app`` and task ``home``."""
 
-    def __init__(self, app: str, home: int, rows: ChannelRows, database: Committed) -> None:
+    def __init__(self, app: str, home: int, rows: ChannelRows) -> None:
         self._home = home
         self._rows = rows
-        self._spilled = _SpillRows(rows, database)
+        self._spilled = _SpillRows(rows)
         self.spill = Spill(app, rows.types, self._spilled)
         self._events: list[Any] = []  # of the current commit
         self._at = 0  # rows in the current commit
@@ -93,9 +87,8 @@ class OwnEvents:
 class _SpillRows:
     """Spilled blocks as rows of a task."""
 
-    def __init__(self, rows: ChannelRows, database: Committed) -> None:
+    def __init__(self, rows: ChannelRows) -> None:
         self._rows = rows
-        self._database = database
         self._indices: deque[int] = deque()
         self.grew = False  # since it was last reset
 
@@ -108,8 +101,7 @@ class _SpillRows:
     def pop(self) -> bytes:
         """Take the oldest row."""
         row = self._rows.keys.spilled(self._indices.popleft())
-        data = self._rows.changes.find(row, None) or self._database.get(row)
-        assert isinstance(data, bytes), "a spilled row is gone"
+        data = self._rows.stored(row)
         self._rows.changes.put(row, None)
         return data
 

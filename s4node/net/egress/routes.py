@@ -97,6 +97,7 @@ class Routes:
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # routes were added or removed
         self.over = False  # no later life follows
+        self.leads: frozenset[str] = frozenset()  # inputs to which events may lead
         self._own_id = own_id
         self._lines = {"": 0}  # by origin, in the order heard
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
@@ -500,13 +501,20 @@ class NodeRoute:
         if isinstance(alias, str) and alias:
             routes.merge(self, alias)
             self.alias = alias
-        nodes = answer.headers.get(wire.NODES)
-        if isinstance(nodes, (list, tuple)):
-            routes.nodes = tuple(node for node in nodes if isinstance(node, str))
+        if wire.NODES in answer.headers:
+            routes.nodes = _texts(answer, wire.NODES)
+        routes.leads = routes.leads.union(_texts(answer, wire.LEADS))
 
 
 def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _texts(answer: wire.Hello, header: str) -> tuple[str, ...]:
+    found = answer.headers.get(header)
+    if not isinstance(found, (list, tuple)):
+        return ()
+    return tuple(each for each in found if isinstance(each, str))
 
 
 def _origin(answer: wire.Hello) -> str:

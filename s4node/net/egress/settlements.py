@@ -30,7 +30,7 @@ from s4node.events.event import EventBatch
 from s4node.net.egress.closed_layouts import last_ruling, told_closings
 from s4node.net.egress.lane import Forget, Lane, OutgoingFrame
 from s4node.net.egress.outbox import Outbox
-from s4node.net.egress.outbox_rows import ChannelRows, decoder_of, read_events
+from s4node.net.egress.outbox_rows import ChannelRows, Committed, decoder_of, read_events
 from s4node.net.egress.refusal import Refusal
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import NO_CUTS, Cuts
@@ -155,12 +155,13 @@ class ReceiversCommits(ChannelRows):
         box: Outbox,
         channel: str,
         changes: Changes,
+        database: Committed,
         life: str = "",
         *,
         home: int = 0,
         cuts: Cuts = NO_CUTS,
     ) -> None:
-        super().__init__(channel, changes, box.types, life)
+        super().__init__(channel, changes, database, box.types, life)
         self.box = box
         box.settlement = self
         self._ended = Closing(())  # of the layout of our lanes
@@ -239,7 +240,7 @@ class ReceiversCommits(ChannelRows):
         events: list[Any] = []
         for lane in self.box.lanes:
             for frame in lane.frames:
-                found = read_events(self.box.stream, frame.data, decoder)
+                found = read_events(self.box.stream, self.data_of(lane, frame), decoder)
                 events += found[max(0, lane.upto - frame.first) :]
             events += lane.pending
         return events + self.box.unrouted

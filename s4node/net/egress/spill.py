@@ -105,6 +105,8 @@ class Spill:
         self._versions, self._known = versions, -1
 
     def _write_block(self, tail: _Waiting) -> None:
+        for cls in set(map(type, tail.events)):
+            self._types.declare(cls)  # an output stream learns its types from events
         try:
             data = unnumbered(self._types, tail.events)
         except EventError as error:

@@ -6,7 +6,8 @@ Rules
 - A commit holds the events put before it began. Those not yet encoded are encoded before later
   ones.
 - A frame may leave when a commit that holds it is written. The frame and its row stay until the
-  owner of the partition has committed it (:mod:`s4node.net.egress.settlements`).
+  owner of the partition has committed it (:mod:`s4node.net.egress.settlements`). While more bytes
+  than the bound wait, further frames are only in their rows, and are read when they leave.
 - Frames of an earlier life are sent unchanged, with their numbers and the types that they were
   written with.
 - The partitions of another app's stream are unknown until it has answered, and saved then. Events
@@ -153,7 +154,10 @@ class WithCommit(AtOnce):
             self._saved = 0
             return
         for at, end in leaving.items():
-            self.box.lanes[at].released = end
+            lane = self.box.lanes[at]
+            if self.holds:
+                _store(lane, lane.released, end)
+            lane.released = end
         self.box.latest.commit_written()
 
     def take_refusals(self) -> list[Refusal]:
@@ -189,8 +193,11 @@ class WithCommit(AtOnce):
             self._learn(*saved.lanes)
         for partition, number in saved.next_numbers.items():
             frames = saved.frames[partition]
-            box.lanes[partition].restore(frames, number)
-            box.frame_bytes += sum(len(frame.data) for frame in frames)
+            lane = box.lanes[partition]
+            lane.restore(frames, number)
+            box.frame_bytes += sum(frame.size for frame in frames)
+            if self.holds:
+                _store(lane, 0, number)
 
     def roll_back(self, saved: SavedRows) -> None:
         """Roll back to the committed rows."""
@@ -199,7 +206,7 @@ class WithCommit(AtOnce):
         box.drop_pending()
         for lane in box.lanes:
             for frame in lane.cut_back():
-                box.frame_bytes -= len(frame.data)
+                box.frame_bytes -= frame.size
             written = saved.frames[lane.partition]
             self.rows.drop_frames(lane, [frame for frame in written if frame.end <= lane.upto])
         for each in (self._taken, self._cut_since, self.leaving):
@@ -235,3 +242,14 @@ class WithCommit(AtOnce):
         for lane in self.box.lanes:
             assert lane.released <= lane.next_number
             assert self._taken.get(lane.partition, 0) <= len(lane.pending)
+
+
+def _store(lane: Lane, first: int, end: int) -> None:
+    """Leave the data of the frames from ``first`` to ``end`` to their committed rows."""
+    frames = lane.frames
+    for at in range(len(frames) - 1, -1, -1):
+        frame = frames[at]
+        if frame.first < first:
+            break
+        if frame.end <= end:
+            frames[at] = frame._replace(data=b"", stored=frame.size)

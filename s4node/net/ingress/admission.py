@@ -11,7 +11,9 @@ Rules
   once there is room again. Frames that a dropping executor has no room for are shed: they are done
   at once, and the producer is told.
 - While a stream is kept to some connections, frames of others are left to their producers, too.
-- Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived.
+- Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived. While
+  too many events wait for where the stream leads, programs get no more. Apps and their tasks still
+  do, because they may wait for each other.
 - Lives of a producer follow each other under one id, as the owners of a task do. The hello of an
   older life is refused (:mod:`s4node.net.ingress.producer_life`).
 - A frame of a task that has made a later cut than ours is left to it until ours has begun; see
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from s4node.net.ingress.flow import Flow, Move, On, Presence
 from s4node.net.ingress.producer_lane import (
@@ -49,7 +51,7 @@ from s4node.net.ingress.producer_life import (
 from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt
-from s4node.stages.credit import Credit
+from s4node.stages.credit import Credit, Room, Roomy, Stopped
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge, Stage
 
@@ -78,15 +80,16 @@ class StreamAdmission:
     """All producers of one input stream on this node.
 
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
-    counts their undecoded frames. If set, ``taken_from`` are the connections whose frames are
-    taken. In a partition that is ``watched``, up to ``MAX_WATCHED`` producers that come or go are
-    noted.
+    counts their undecoded frames. ``room`` is that where the stream leads. If set, ``taken_from``
+    are the connections whose frames are taken. In a partition that is ``watched``, up to
+    ``MAX_WATCHED`` producers that come or go are noted.
     """
 
     stream: str
     stages: Mapping[int, Stage]
     effects: Effects
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
+    room: Room = field(default_factory=Roomy)
     taken_from: Collection[Hashable] | None = None
     roster: Roster = field(default_factory=Roster)
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
@@ -112,9 +115,10 @@ class StreamAdmission:
     def __post_init__(self) -> None:
         self.commits = self.roster.commits
         self.roster.begin(self)
+        self._stopped = Stopped[ProducerLane](self.room, self.stream)
 
     def new_limit(self, lane: ProducerLane, share: int) -> int:
-        if self.commits is not None and self.commits.full and self.commits.stops(lane):
+        if not lane.of_app and self._stopped.stops(lane, lane.partition):
             return lane.limit
         credit = lane.credit
         limit = credit.limit(lane, lane.done, lane.limit, share)
@@ -230,8 +234,7 @@ class StreamAdmission:
         before = lane.life, lane.own_id
         lane.life = life_of(hello, told, lane.life) or lane.life
         lane.own_id = has_own_id(hello)
-        lane.untimed = hello.headers.get(wire.UNTIMED) is True
-        lane.left = False
+        lane.take_hello(hello.headers)
         self.roster.greeted(lane, changed=before != (lane.life, lane.own_id))
 
     def learn(self, producer: str) -> None:
@@ -356,9 +359,7 @@ class StreamAdmission:
 
     def released(self) -> None:
         """Let lanes go on that were held for lack of room in the stages."""
-        if self.commits is not None and self.commits.stopped:
-            self.commits.released()
-        if not (self.held or self._holding):
+        if not (self.held or self._holding or self._stopped.producers):
             return
         if self.held and self.deserializer.roomy:
             for lane in [each for each in self.held if self._has_room(each)]:
@@ -367,10 +368,10 @@ class StreamAdmission:
                 lane.on(On.ROOM)
         for credit in [credit for credit in self._holding if not credit.holding]:
             self._holding.pop(credit)
-        for credit in list(self._holding):
-            for lane in credit.release():
-                lane.report.urgent = True
-                self.effects.answers[lane] = None
+        released = [credit.release() for credit in self._holding]
+        for lane in chain(self._stopped.release(), *released):
+            lane.report.urgent = True
+            self.effects.answers[lane] = None
 
     def _has_room(self, lane: ProducerLane) -> bool:
         if self.commits is not None and self.commits.cuts.is_due(lane.partition):
@@ -477,6 +478,7 @@ class StreamAdmission:
             lane.credit.remove(lane)
             self.held.pop(lane, None)
             self._away.pop(lane, None)
+            self._stopped.remove(lane)
             lane.connection = None  # which reports it no more
             lane.moves(Move.GONE)
             del self.lanes[lane.producer, partition]

@@ -175,6 +175,7 @@ class ProducerLane:
     life: Life = field(default_factory=Life)  # the latest life that said hello
     own_id: bool = False  # later lives of its producer use the same id
     untimed: bool = False  # a task that reports no time
+    of_app: bool = False  # an app puts the events, maybe of this one
     left: bool = False  # its program leaves, and may return
     limit: int = field(init=False)
     connection: Hashable | None = None
@@ -202,6 +203,13 @@ class ProducerLane:
     @property
     def ssp(self) -> tuple[str, str, int]:
         return LIVE, self.admission.stream, self.partition
+
+    def take_hello(self, headers: wire.Headers) -> None:
+        """Take what the headers of the producer's hello say of it."""
+        self.untimed = headers.get(wire.UNTIMED) is True
+        apps = {wire.APP, wire.CLUSTER}
+        self.of_app = self.producer.startswith(wire.TASK) or not apps.isdisjoint(headers)
+        self.left = False
 
     def on(self, event: On) -> None:
         """Take what has happened; the producer is told if it has to go back."""

@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable
 from dataclasses import dataclass, field
 
 from s4node.net.ingress.producer_lane import ProducerLane, Settlement
@@ -140,19 +139,15 @@ class Saved(Settlement):
 class Commits:
     """The commits that settle the numbers of a stream with so many ``partitions`` on all nodes.
 
-    They are ``on_demand`` if only producers that want their verdict cause them. While ``full`` has
-    a partition's channel to other tasks, many of its events wait for those, and programs get no
-    more credit. Tasks still get credit, because they may wait for each other. ``cuts`` are of the
+    They are ``on_demand`` if only producers that want their verdict cause them. ``cuts`` are of the
     tasks. ``changed`` are the lanes that the next commits take, by partition.
     """
 
     partitions: int = 1
     on_demand: bool = False
-    full: Container[tuple[str, Hashable]] = ()
     cuts: Cuts = field(default_factory=Cuts)
     window_events: int = WINDOW_EVENTS
     changed: dict[int, dict[Saved, None]] = field(default_factory=dict)
-    stopped: dict[ProducerLane, None] = field(default_factory=dict)
 
     def settle(self, lane: ProducerLane) -> None:
         """Settle the numbers of a lane from now on."""
@@ -163,25 +158,5 @@ class Commits:
         """A lane's share of the bytes that a producer may have to keep."""
         return max(1 << 20, wire.WINDOW_BYTES // self.partitions)
 
-    def stops(self, lane: ProducerLane) -> bool:
-        """Return True if a lane gets no more credit, and note it if so."""
-        if not self._is_full(lane) or lane.producer.startswith(wire.TASK):
-            return False
-        self.stopped[lane] = None
-        return True
-
-    def released(self) -> None:
-        """Let lanes go on whose partitions are not full any more."""
-        for lane in [each for each in self.stopped if not self._is_full(each)]:
-            del self.stopped[lane]
-            lane.report.urgent = True
-            lane.effects.answers[lane] = None
-
     def revoked(self, partition: int) -> None:
         self.changed.pop(partition, None)
-        for lane in [lane for lane in self.stopped if lane.partition == partition]:
-            del self.stopped[lane]
-
-    def _is_full(self, lane: ProducerLane) -> bool:
-        stream = lane.admission.stream
-        return (stream, (lane.partition, stream)) in self.full

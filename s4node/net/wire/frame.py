@@ -104,6 +104,13 @@ producer, although the producer has settled numbers there."""
 CLUSTER = "cluster"
 """Header of a producer's hello: the cluster to which it belongs, for the app's own streams."""
 
+APP = "app"
+"""Header of a producer's hello: it sends what an app puts, which may lead back to the app."""
+
+LEADS = "leads"
+"""Header of a node's hello: the inputs to which events of the stream may lead, over any apps, each
+as ``cluster/app/stream``; the stream itself is one of them."""
+
 PRODUCER = "producer"
 """Header of a node's hello: the producer that it answers; a connection may carry several."""
 

@@ -130,11 +130,9 @@ class Ownership:
         while not view.epoch:  # nothing is assigned before all members are here
             view = await views.receive()
         live = self._inputs.ports
-        directory = enrolment.directory(live, self._outputs.led_by(live))
+        directory = enrolment.directory(live, self._outputs.carriers)
         await directory.register()
         nursery.start_soon(directory.run, self._outputs.consumed)
-        if live and self._outputs.carriers:
-            nursery.start_soon(directory.follow_uses, self._outputs.used)
         await directory.learned.wait()  # events put before would be dropped
         await self._own(view)
         nursery.start_soon(self._follow, view, views, nursery, look_again)
@@ -220,8 +218,8 @@ class Ownership:
         if self._membership is None:
             return
         self._router.headers |= told(view, self._router.listener.address)
-        self._inputs.tell_owners()
-        self._subscribers.tell_owners()
+        self._inputs.announce()
+        self._subscribers.announce()
         self._outputs.assign(view.owners, view.epoch, view.origin, self._tasks.keys())
         self._loop.nudge()
 

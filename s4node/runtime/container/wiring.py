@@ -168,7 +168,7 @@ class Parts:
             durable=replay.durable,
             effects=self._effects,
             outputs=self.outputs,
-            full=self.pipeline.full,
+            room=self.pipeline,
             cuts=replay.cuts,
         )
         self.partitions.sources = self.inputs.sources_of
@@ -276,7 +276,8 @@ class Parts:
     def _on_news(self) -> None:
         """Handle news of consumers, members and receivers."""
         try:
-            self.outputs.heard()
+            if self.outputs.heard():
+                self.inputs.announce()
             if self.loop.ending:  # the loop may wait for this acknowledgement
                 self.loop.nudge()
         except S4Error as error:  # raised in the nursery, because the caller is not concerned

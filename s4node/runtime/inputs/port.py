@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 
 from s4node.app.plan.graph import rule_of
 from s4node.app.stream import Stream
@@ -39,7 +39,8 @@ from s4node.stages.stage import Stage, put_back
 class InputPort:
     """Takes the frames of one stream into ``stages``, by partition, as ``admission`` allows.
 
-    Batches are effects, for the stages of their tasks. ``headers`` go with every answer to a hello.
+    Batches are effects, for the stages of their tasks. ``headers`` go with every answer to a hello,
+    and so does what an input ``leads`` to.
     A ``closed`` port admits frames only from ``members``, the connections of the app's other
     containers; producers keep theirs.
     """
@@ -52,6 +53,7 @@ class InputPort:
         partitioner: Partitioner,
         hasher_name: str,
         headers: wire.Headers,
+        leads: Mapping[str, Sequence[str]],
     ) -> None:
         self.stream = stream
         self.closed = False
@@ -65,6 +67,7 @@ class InputPort:
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
         self._headers = headers
+        self._leads = leads
         self._deliver = admission.effects.batches.append
         self._partitions = partitioner.partitions
         router = None
@@ -123,6 +126,8 @@ class InputPort:
             headers[wire.UNASKED] = True
         if self.durable:
             headers[wire.DURABLE] = True
+        if leads := self._leads.get(self.stream.name):
+            headers[wire.LEADS] = leads
         if self.stream.time is not None:
             headers[wire.TIME] = self.stream.time.field
         return wire.Hello(

@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import trio
@@ -39,6 +39,7 @@ from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.outputs.outputs import Outputs
+from s4node.stages.credit import Room
 from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
@@ -61,8 +62,8 @@ class Ports:
 
     ``headers`` go with every answer to a hello; their owner changes them.
     ``shared`` says that there are other members. For ``durable`` streams, tasks commit the
-    producers' numbers, and ``outputs`` send events of one task to another; ``full`` has the
-    streams and channels where too many of those wait. ``cuts`` are of the tasks.
+    producers' numbers, and ``outputs`` send events of one task to another; ``room`` is that where
+    streams lead. ``cuts`` are of the tasks.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Ports:
         durable: Collection[str],
         effects: Effects,
         outputs: Outputs,
-        full: Container[tuple[str, Hashable]],
+        room: Room,
         cuts: Cuts,
     ) -> None:
         self.ports: dict[str, InputPort] = {}
@@ -100,16 +101,15 @@ class Ports:
                 commits = Commits(
                     partitioner.partitions,
                     on_demand=not config[settings.TASK_COMMIT_MS],
-                    full=full,
                     cuts=cuts,
                 )
                 timed = isinstance(stream, InputStream) and stream.time is not None
                 roster = CommitRows(commits, timed=timed)
             admission = StreamAdmission(
-                stream.name, stages, effects, deserializers[stream.name], roster=roster
+                stream.name, stages, effects, deserializers[stream.name], room, roster=roster
             )
             hasher = config[settings.HASHER]
-            made = InputPort(stream, stages, admission, partitioner, hasher, headers)
+            made = InputPort(stream, stages, admission, partitioner, hasher, headers, outputs.leads)
             made.deserializer.outputs = outputs
             return made
 
@@ -237,8 +237,8 @@ class Ports:
             headers={wire.PRODUCER: hello.peer},
         )
 
-    def tell_owners(self) -> None:
-        """Tell all producers the current headers, because partitions have moved."""
+    def announce(self) -> None:
+        """Send all producers the current headers, because partitions or ways have changed."""
         for connection, streams in self._streams_of.items():
             for name in streams:
                 port = self.port(name)

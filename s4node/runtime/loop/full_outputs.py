@@ -1,8 +1,7 @@
 """Output streams that have no room for long: the log names them, and says when they have some.
 
 Rules
-- Apps whose events come back to them wait for each other for ever when all stages on the way are
-  full. If they know each other by address only, nobody sees the cycle; each sees its full output.
+- A stream whose events lead back to this app is not among them: it spills, and holds nothing.
 - A stream is logged once for all of its places, until all that were full for long have room.
 """
 
@@ -52,6 +51,11 @@ class FullOutputs:
                 seconds = round(trio.current_time() - since, 1)
                 log.info("an output stream has room again", stream=stream, seconds=seconds)
 
+    def spills(self, stream: str) -> None:
+        """Note that what a stream has no room for waits on disk from now on."""
+        for each in [each for each in self.since if each[0] == stream]:
+            self.emptied(*each)
+
     def log_due(
         self, now: float, consumers: Callable[[str, Hashable], Collection[str]]
     ) -> float | None:
@@ -71,9 +75,7 @@ class FullOutputs:
                         stream=stream,
                         consumers=sorted(consumers(stream, place)),
                         seconds=SECONDS,
-                        fix="see whether the consumer runs, and what it waits for; if its events "
-                        "lead back to this app, both wait for each other: have one of the stages "
-                        "on the way shed, or put a stream of a log between",
+                        fix="see whether the consumer runs, and what it waits for",
                     )
                 self._logged.setdefault(stream, set()).add(place)
         return None if self._due == math.inf else self._due

@@ -9,7 +9,8 @@ Rules
   that the app does not have, and handlers of PEs that nothing calls.
 - A stream that feeds itself gets a spill as soon as the cycle is known, and that is logged once.
   Until then its stages are remembered. The sender of a stream to other nodes gets a spill when a
-  timer has put more on it than it can hold.
+  timer has put more on it than it can hold, and that to another app when its answers say that the
+  events lead back to an input.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Pipeline:
         self._queues: dict[str, list[Stage]] = {}  # that may need a spill later
         self._files: list[SpillFile] = []  # of the spills
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # for stages of tasks
+        self._freed = False  # a stream that was held may go on, as it feeds itself
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
             name: Gauge(self.settings(DESERIALIZER, name))
@@ -180,12 +182,10 @@ class Pipeline:
 
     def sender(self, stream: str, *, remote: bool) -> Stage:
         """A new stage for the events of a stream that leave this container."""
-        if remote:  # an output stream never feeds itself, so it needs no spill
-            return Stage(self.settings(REMOTE_SENDER, stream))
-        return self._queue(stream, SENDER, None)
+        return self._queue(stream, REMOTE_SENDER if remote else SENDER, None)
 
     def drop(self, stages: Iterable[Stage]) -> None:
-        """Forget the stages of a partition that has moved to another container."""
+        """Forget the stages of a partition, or a consumer, that has gone."""
         for stage in stages:
             self._queues[stage.settings.stream].remove(stage)
 
@@ -213,23 +213,35 @@ class Pipeline:
     def learn(self, source: str, stream: str) -> None:
         """Learn that handlers of ``source`` put events on ``stream``."""
         if self.order.learn(source, stream):
+            self._freed = True
             self._log_cycles()
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
         if self.full.get((stream, place)) is not holder:
             self.full[stream, place] = holder  # an earlier stage may have had the place
             self.order.filled(stream, place)
-            self.full_outputs.filled(stream, place)
+            if not self.order.edges.group(stream):
+                self.full_outputs.filled(stream, place)
 
     def check_full(self) -> bool:
         """Check the stages that were full; return True if a held stream may go on."""
-        freed = False
+        freed, self._freed = self._freed, False
         for (stream, place), holder in list(self.full.items()):
             if not holder.holds:
                 del self.full[stream, place]
                 freed |= self.order.emptied(stream, place)
                 self.full_outputs.emptied(stream, place)
         return freed
+
+    def stops(self, stream: str, partition: int) -> bool:
+        """Return True if programs get no more credit for a stream in a partition.
+
+        Too many of its events wait for other tasks, or for what it feeds itself over.
+        """
+        full = self.full
+        return bool(full) and (
+            stream in self.order.feeding or (stream, (partition, stream)) in full
+        )
 
     def unwatch(self, stream: str, place: Hashable) -> None:
         """Forget a stage that is gone; tasks that it held go on after the next ``check_full``."""
@@ -283,6 +295,7 @@ class Pipeline:
                 app=self._app.name,
             )
             for stream in group:
+                self.full_outputs.spills(stream)
                 for queue in self._queues.get(stream, ()):
                     self.spill(stream, queue)
 

@@ -10,8 +10,10 @@ Rules
 - The configuration names consumers of output streams, and the cluster's directory finds them. A
   consumer that was found goes when the directory no longer has it. Each consumer has one emitter,
   for all streams that it consumes, so a slow one holds back only its own sources.
-- A stream that has no consumer, and cannot get one later, is logged once. So is a cycle over apps
-  that the cluster's directory shows.
+- A stream that has no consumer, and cannot get one later, is logged once.
+- A consumer's answer says to which inputs of all apps the events lead. If ours is among them, the
+  output stream feeds itself: what its stages cannot hold spills, and nothing of us waits for it.
+  Our inputs' producers get the same, whenever it changes, so it goes around any cycle.
 """
 
 from __future__ import annotations
@@ -25,10 +27,8 @@ import trio
 from msgspec.structs import replace
 
 from s4node.app.plan import dataflow
-from s4node.app.plan.cycles import describe, over_apps
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.entries import StreamUses
 from s4node.cluster.coordination.stream_directory import SystemConsumers
 from s4node.cluster.coordination.topology import Topology
 from s4node.config import settings
@@ -96,8 +96,11 @@ class Outputs:
         self._on_news = on_news
         self.emitter = self._emitter()  # to the other members
         self._emitters: dict[str, Emitter] = {}  # by consumer
-        self._cycles: set[str] = set()  # over several apps, that were logged
         self._found: set[str] = set()  # consumers from the cluster's directory
+        live = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
+        self._places = {name: f"{context.cluster}/{app.name}/{name}" for name in live}
+        self.leads = {name: [place] for name, place in self._places.items()}
+        self._known: list[object] = []  # of where events lead
         self._news = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery
         context.emitter, context.carriers = self._emitter(), self.carriers
@@ -162,9 +165,17 @@ class Outputs:
         stream = self.context.app.streams[carrier.stream]
         stage = self.context.pipeline.sender(stream.name, remote=True)
         outbox = self._outbox(stream, self._producer, key=stream.key)
-        routes = Routes(outbox, self.context.incarnation)
+        routes = Routes(outbox, self.context.incarnation, headers={wire.APP: True})
         release = ByExecutor(outbox, stage)
         carrier.connect(Channel(consumer, release, routes, self._emitters[consumer]))
+
+    def _disconnect(self, carrier: OutputCarrier, consumer: str) -> int:
+        """Remove a consumer; return how many events it had not acknowledged."""
+        stage = carrier.channels[consumer].release.stage
+        left = carrier.disconnect(consumer)
+        stage.clear()
+        self.context.pipeline.drop([stage])
+        return left
 
     # -- who takes them ----------------------------------------------------------------------
 
@@ -194,7 +205,7 @@ class Outputs:
         carrier = self.carriers[stream]
         for name in [name for name in carrier.channels if name in self._found]:
             if name not in consumers:
-                left = carrier.disconnect(name)
+                left = self._disconnect(carrier, name)
                 self.consumer(stream, name)
                 log.warning(
                     "an app no longer consumes a stream",
@@ -223,32 +234,29 @@ class Outputs:
         for task in self.tasks.values():
             task.consumer(stream, consumer)
 
-    def led_by(self, inputs: Collection[str]) -> dict[str, list[str]]:
-        """For each stream, the inputs whose events lead to it, as far as the code shows."""
-        edges = self.context.pipeline.order.edges.targets
-        reached = {name: dataflow.reached(edges, name) for name in inputs}
-        return {
-            stream.name: [name for name in inputs if stream.name in reached[name]]
-            for stream in self.context.app.streams.values()
-            if isinstance(stream, OutputStream) and stream.is_live
-        }
+    def _known_ways(self) -> list[object]:
+        """The known ways of events: in this app, and from consumers."""
+        channels = (one for each in self.carriers.values() for one in each.channels.values())
+        edges = self.context.pipeline.order.edges.known
+        return [len(edges), *(channel.routes.leads for channel in channels)]
 
-    def used(self, uses: Sequence[StreamUses]) -> None:
-        """Log each cycle over several apps that leads through this one, once."""
-        for cycle in over_apps(uses):
-            path = describe(cycle)
-            if path in self._cycles or not any(
-                place.startswith(f"{self._ourselves} -> ") for place in cycle
-            ):
-                continue
-            self._cycles.add(path)
-            log.warning(
-                "streams feed themselves over several apps, which wait for each other for ever "
-                "when the stages on the way are full; have one of these shed, or put a stream of a "
-                "log between",
-                path=path,
-                app=self.context.app.name,
-            )
+    def _learn_ways(self) -> bool:
+        """Learn where events lead; return True if inputs lead elsewhere now."""
+        pipeline = self.context.pipeline
+        beyond = {
+            stream: frozenset[str]().union(*(one.routes.leads for one in each.channels.values()))
+            for stream, each in self.carriers.items()
+        }
+        for stream, places in beyond.items():
+            for name, place in self._places.items():
+                if place in places:
+                    pipeline.learn(stream, name)
+        self._known, before = self._known_ways(), dict(self.leads)
+        edges = pipeline.order.edges.targets
+        for name, place in self._places.items():
+            further = (beyond.get(each, ()) for each in dataflow.reached(edges, name))
+            self.leads[name] = sorted({place}.union(*further))
+        return self.leads != before
 
     # -- events on their way -----------------------------------------------------------------
 
@@ -317,14 +325,14 @@ class Outputs:
             carrier.make_room()
         return min((due for due in dues if due is not None), default=None)
 
-    def heard(self) -> None:
-        """Handle news of members, consumers and receivers; raises S4Error if one does not accept a
-        stream."""
+    def heard(self) -> bool:
+        """Handle news of members, consumers and receivers; return True if inputs lead elsewhere
+        now. Raises S4Error if one does not accept a stream."""
         self._news.unpark_all()
         for carrier in self.carriers.values():
             for consumer, channel in list(carrier.channels.items()):
                 if channel.outbox.repartitioned and not channel.release.unsettled:
-                    carrier.disconnect(consumer)
+                    self._disconnect(carrier, consumer)
                     self._connect(carrier, consumer)
         for channel in self._unsaved(self._staged()):
             if channel.release.has_staged:
@@ -337,6 +345,8 @@ class Outputs:
             carrier.make_room()
         for task in self.tasks.values():
             task.heard()
+        known = self._known_ways()
+        return known != self._known and self._learn_ways()
 
     # -- what is on its way ------------------------------------------------------------------
 

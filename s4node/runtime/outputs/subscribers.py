@@ -96,7 +96,7 @@ class Subscribers:
             headers=dict(self._headers),
         )
 
-    def tell_owners(self) -> None:
+    def announce(self) -> None:
         """Tell all subscribers the current headers, because partitions have moved."""
         for stream, subscribers in self.subscribers.items():
             word = wire.encode_frame(self._welcome(self._app.streams[stream]))

@@ -242,6 +242,7 @@ class TaskChannels:
             outbox,
             name,
             state.changes,
+            state.database,
             life,
             home=task.partition,
             cuts=NO_CUTS if consumer else context.cuts,
@@ -256,7 +257,7 @@ class TaskChannels:
         emitter = context.emitter
         if consumer:
             emitter = context.carriers[stream].channels[consumer].emitter
-        own = OwnEvents(context.app.name, task.partition, settlement, state.database)
+        own = OwnEvents(context.app.name, task.partition, settlement)
         channel = TaskChannel(consumer, release, routes, emitter, own)
         self.channels[name] = channel
         saved = settlement.restore(rows)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.app.plan.cycles import components, cycles, describe, over_apps
+from s4node.app.plan.cycles import components, cycles, describe
 
 
 @pytest.mark.parametrize(
@@ -79,26 +79,3 @@ def test_groups_are_those_of_mutual_reach_in_whatever_order_the_edges_come(
     assert cycles(dict(shuffled)) == cycles(graph)
     for cycle in cycles(graph):
         assert all(b in graph[a] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-
-
-@pytest.mark.parametrize(
-    ("uses", "found"),
-    [
-        ([], []),
-        (
-            [("to", {"one": ["fro"]}, ["two"]), ("fro", {"two": ["to"]}, ["one"])],
-            ["one -> to -> two -> fro -> one -> to"],
-        ),
-        ([("to", {"one": ["fro"]}, ["two"]), ("fro", {"two": ["ticks"]}, ["one"])], []),
-        ([("to", {"one": ["fro"]}, ["two"]), ("fro", {"two": ["to"]}, ["three"])], []),
-        ([("own", {"one": ["own"]}, ["one"])], []),  # which does not come back to the app
-        (
-            [("a", {"1": ["c"]}, ["2"]), ("b", {"2": ["a"]}, ["3"]), ("c", {"3": ["b"]}, ["1"])],
-            ["1 -> a -> 2 -> b -> 3 -> c -> 1 -> a"],
-        ),
-    ],
-)
-def test_a_cycle_over_apps_leads_through_each_from_what_it_takes_to_what_it_puts(
-    uses: list[tuple[str, dict[str, list[str]], list[str]]], found: list[str]
-) -> None:
-    assert [describe(cycle) for cycle in over_apps(uses)] == found

@@ -74,12 +74,6 @@ def test_a_container_that_cannot_start_says_why() -> None:
     assert text in console.file.getvalue()
 
 
-def test_a_cycle_over_apps_is_named() -> None:
-    path = "shop.one -> to -> shop.two -> fro -> shop.one -> to"
-    text = " ".join(text_with(cycles=[path]).split())
-    assert f"apps, which may wait for each other: {path}" in text
-
-
 def test_a_standby_says_how_far_it_is_behind() -> None:
     row = StandbyRow("counter", "two", ["Partition 3", "Partition 4"], 1.25)
     told = "node two is the standby of 2 tasks of counter, at most 1.2 s behind"

@@ -98,7 +98,7 @@ def throttled(box: Outbox, capacity: int = 10_000) -> Way:
 
 def with_commit(box: Outbox) -> Way:
     changes = Changes()
-    way = WithCommit(ReceiversCommits(box, "ticks", changes), partitions=PARTITIONS)
+    way = WithCommit(ReceiversCommits(box, "ticks", changes, {}), partitions=PARTITIONS)
 
     def commit(_: float) -> None:
         way.begin_commit()

@@ -48,11 +48,13 @@ MOVES = st.lists(
 )
 
 
-@given(MOVES)
-def test_committed_events_arrive_once_and_in_order_whatever_happens(moves: list[Any]) -> None:
+@given(MOVES, st.sampled_from([wire.WINDOW_BYTES, 200, 1]))
+def test_committed_events_arrive_once_and_in_order_whatever_happens(
+    moves: list[Any], bound: int
+) -> None:
     """A crash takes the sender back to its last commit, the receiver to its own."""
     database, receiver = Database(), Receiver()
-    life = Life(database)
+    life = Life(database, bound=bound)
     receiver.open(life)
     put: list[list[int]] = [[] for _ in range(PARTITIONS)]  # by this life and those before it
     begun = [0] * PARTITIONS
@@ -91,7 +93,7 @@ def test_committed_events_arrive_once_and_in_order_whatever_happens(moves: list[
         elif move == "crash":
             for partition, end in enumerate(safe):
                 del put[partition][end:]
-            life = Life(database)
+            life = Life(database, bound=bound)
             own = safe_own
             assert read(life.own) == own
             receiver.open(life)
@@ -216,6 +218,29 @@ def test_events_that_wait_for_an_answer_are_measured_in_every_life() -> None:
     size = life.outbox.unsettled_bytes
     again = Life(database, partitions=0).outbox
     assert (again.unsettled_bytes, again.unsettled) == (size, 100)
+
+
+def test_frames_beyond_the_bound_are_only_in_their_rows_until_they_leave() -> None:
+    database, receiver = Database(), Receiver()
+
+    def in_memory(life: Life) -> int:
+        return sum(len(frame.data) for lane in life.outbox.lanes for frame in lane.frames)
+
+    life = Life(database, bound=500)
+    for number in range(200):
+        life.release.put([Click(number)], 0)
+        life.commit()
+    assert life.outbox.unsettled_bytes > 5000
+    assert 0 < in_memory(life) < 600
+    life = Life(database, bound=500)
+    assert in_memory(life) == 0
+    receiver.open(life)
+    receiver.receive(life)
+    assert receiver.taken[0] == [*range(200)]
+    receiver.commit(life)
+    assert life.outbox.unsettled_bytes == 0
+    life.commit()
+    assert not [key for key, _ in database.outbox if key[:1] == b"f"]
 
 
 def test_a_rollback_forgets_uncommitted_events() -> None:
@@ -487,6 +512,7 @@ class Life:
         cls: type = Click,
         partitions: int = PARTITIONS,
         life: str = "",
+        bound: int = wire.WINDOW_BYTES,
     ) -> None:
         self.database = database
         self.partitions = partitions
@@ -496,9 +522,9 @@ class Life:
         outbox = self.outbox = Outbox(
             "digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame, committed=True
         )
-        self.rows = ReceiversCommits(outbox, "digits", self.changes, life)
-        self.release = WithCommit(self.rows, partitions=partitions)
-        self.own_events = OwnEvents("counts", HOME, self.rows, database.rows)
+        self.rows = ReceiversCommits(outbox, "digits", self.changes, database.rows, life)
+        self.release = WithCommit(self.rows, partitions=partitions, bound=bound)
+        self.own_events = OwnEvents("counts", HOME, self.rows)
         saved = self.rows.restore(rows.get("digits", ()))
         self.release.restore(saved)
         self.own = self._give_back(saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Container
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -74,16 +74,25 @@ class Node:
         *,
         timed: bool = False,
         most: int = MAX_KEPT,
+        full: Container[tuple[str, int]] = (),
         **commits: Any,
     ) -> None:
+        self.full = full
         self.rows = rows or {0: {}, 1: {}}
         self.effects = Effects()
         self.roster = CommitRows(Commits(2, **commits), timed=timed, most=most)
         self.admission = StreamAdmission(
-            "ticks", {0: Stage(1000), 1: Stage(1000)}, self.effects, roster=self.roster
+            "ticks",
+            {0: Stage(1000), 1: Stage(1000)},
+            self.effects,
+            room=self,
+            roster=self.roster,
         )
         for partition, kept in self.rows.items():
             self.roster.restore(partition, kept, 0.0)
+
+    def stops(self, stream: str, partition: int) -> bool:
+        return (stream, partition) in self.full
 
     @property
     def saved(self) -> Saved:
@@ -494,13 +503,13 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
 
 
 def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_process() -> None:
-    full: set[tuple[str, Hashable]] = set()
+    full: set[tuple[str, int]] = set()
     node = Node(full=full)
     for peer in ("p", "~t"):
         node.greet(peer=peer, fence=1)
         node.take(0, 400, peer=peer).done()
     node.commit()
-    full.add(("ticks", (0, "ticks")))
+    full.add(("ticks", 0))
     assert node.ruling().limit == 512  # what it got before anything came
     assert node.ruling("~t").limit == 900  # tasks wait for each other
     node.admission.released()
@@ -513,12 +522,12 @@ def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_proc
 
 
 def test_no_producer_waits_for_a_partition_that_has_been_given_up() -> None:
-    full: set[tuple[str, Hashable]] = set()
+    full: set[tuple[str, int]] = set()
     node = Node(full=full)
     node.greet()
     node.take(0, 400).done()
     node.commit()
-    full.add(("ticks", (0, "ticks")))
+    full.add(("ticks", 0))
     assert node.ruling().limit == 512
     node.admission.revoke(0)
     full.clear()

@@ -208,6 +208,7 @@ class Node:
             Partitioner(2),
             "crc32m",
             {},
+            {},
         )
         self.port.deserializer.outputs = SimpleNamespace(put=self._pass_on)  # type: ignore[assignment]
         self.port.on_hello(

@@ -390,6 +390,7 @@ class Node:
             self.partitioner,
             "crc32m",
             {wire.MAX_FRAME_BYTES: 4096},
+            {},
         )
 
     def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:

@@ -7,7 +7,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from operator import gt
 from pathlib import Path
 
@@ -140,7 +140,71 @@ async def test_events_in_a_full_cycle_count_once_after_kills(
         assert counted(kept, "Spin").total() == it.appended * 21
 
 
+@pytest.mark.long
+async def test_events_in_a_cycle_of_two_apps_count_once_after_kills(tmp_path: Path) -> None:
+    chance, sent = random.Random(3), 0
+    addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    arguments = [
+        ring(tmp_path, "one", "two", addresses),
+        ring(tmp_path, "two", "one", addresses[::-1]),
+    ]
+    async with AsyncExitStack() as stack:
+        running = [
+            await stack.enter_async_context(s4_process(*each, cwd=tmp_path)) for each in arguments
+        ]
+        client = await stack.enter_async_context(Client(addresses[0], producer="program"))
+        stream = await client.stream("toone")
+        for _ in range(5):
+            for _ in range(300):
+                await stream.send(Step(f"user-{sent % USERS}", 6))
+                sent += 1
+            await trio.sleep(chance.random() * 0.3)
+            which = chance.randrange(2)
+            await running[which].kill()
+            running[which] = await stack.enter_async_context(
+                s4_process(*arguments[which], cwd=tmp_path)
+            )
+        await stream.flush()
+        apps = [tmp_path / "state" / name / "ring" for name in ("one", "two")]
+
+        def steps() -> int:
+            return sum(counted(app, "Walk").total() for app in apps)
+
+        await until(lambda: steps() == sent * 127)
+        for process in running:
+            process.signal(signal.SIGTERM)
+        for process in running:
+            assert await process.wait() == 0
+    assert steps() == sent * 127
+
+
 # -- set-up ---------------------------------------------------------------------------------------
+
+RING = """
+from s4node import App, Event, OutputStream, ProcessingElement
+
+class Step(Event):
+    user: str
+    left: int = 0
+
+class Walk(ProcessingElement):
+    count: int = 0
+    out: OutputStream
+
+    def on_event(self, event: Step) -> None:
+        self.count += 1
+        if event.left:
+            for turn in "ab":
+                self.out.put(Step(f"{event.user}{turn}"[-12:], event.left - 1))
+
+class Ring(App):
+    def on_init(self) -> None:
+        walk = self.create_pe(Walk)
+        walk.out = self.create_output_stream(OTHER, key="user", types=Step)
+        self.create_input_stream(OWN, walk, key="user")
+
+app = Ring("ring")
+"""
 
 APP = """
 import os
@@ -229,6 +293,29 @@ class Click(Event):
 class Digit(Event):
     digit: str
     number: int
+
+
+def ring(folder: Path, name: str, other: str, addresses: Sequence[str]) -> list[str | Path]:
+    """The command of an app whose output another one consumes, and the other way round."""
+    file = folder / f"{name}.py"
+    file.write_text(f"OWN, OTHER = 'to{name}', 'to{other}'\n{RING}")
+    settings = {
+        "s4.cluster.name": name,
+        "s4.listener.address": addresses[0],
+        f"s4.cluster.{other}.address": addresses[1],
+        f"s4.stream.to{other}.consumers": other,
+        f"s4.stream.to{name}.grade": "durable",
+        "s4.state.folder": str(folder / "state"),
+        "s4.stream.workQueueSize": "10",
+        "task.commit.ms": "20",
+    }
+    given = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
+    return ["run", file, *given]
+
+
+class Step(Event):
+    user: str
+    left: int = 0
 
 
 class Bench:
