@@ -18,8 +18,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import KeysView
-from typing import Generic, Protocol, TypeVar
+from collections.abc import KeysView, Sized
+from typing import Generic, TypeVar
 
 from s4node.stages.stage import Gauge
 
@@ -119,18 +119,13 @@ class Credit(Generic[P]):
         return released.keys()
 
 
-class Room(Protocol):
-    """The room where streams lead."""
+class Room:
+    """The room where streams lead; here there always is some. ``full`` is empty if nothing is."""
 
-    def stops(self, stream: str, partition: int) -> bool:
-        """Return True if programs get no more credit for a stream in a partition."""
-        ...
-
-
-class Roomy:
-    """Where there always is room."""
+    full: Sized = ()
 
     def stops(self, stream: str, partition: int) -> bool:  # noqa: ARG002
+        """Return True if programs get no more credit for a stream in a partition."""
         return False
 
 
@@ -140,25 +135,20 @@ class Stopped(Generic[P]):
 
     def __init__(self, room: Room, stream: str) -> None:
         self.producers: dict[P, int] = {}
-        self._room = room
+        self.room = room
         self._stream = stream
 
     def stops(self, producer: P, partition: int) -> bool:
         """Return True if a producer gets no more credit, and note it if so."""
-        stops = self._room.stops(self._stream, partition)
-        if stops:
-            self.producers[producer] = partition
-        return stops
+        if not self.room.stops(self._stream, partition):
+            return False
+        self.producers[producer] = partition
+        return True
 
     def release(self) -> list[P]:
         """The noted producers that may go on."""
-        if not self.producers:
-            return []
         found = self.producers.items()
-        free = [one for one, at in found if not self._room.stops(self._stream, at)]
+        free = [one for one, at in found if not self.room.stops(self._stream, at)]
         for producer in free:
             del self.producers[producer]
         return free
-
-    def remove(self, producer: P) -> None:
-        self.producers.pop(producer, None)

@@ -51,7 +51,7 @@ from s4node.net.ingress.producer_life import (
 from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt
-from s4node.stages.credit import Credit, Room, Roomy, Stopped
+from s4node.stages.credit import Credit, Room, Stopped
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge, Stage
 
@@ -89,7 +89,7 @@ class StreamAdmission:
     stages: Mapping[int, Stage]
     effects: Effects
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
-    room: Room = field(default_factory=Roomy)
+    room: Room = field(default_factory=Room)
     taken_from: Collection[Hashable] | None = None
     roster: Roster = field(default_factory=Roster)
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class StreamAdmission:
         self._stopped = Stopped[ProducerLane](self.room, self.stream)
 
     def new_limit(self, lane: ProducerLane, share: int) -> int:
-        if not lane.of_app and self._stopped.stops(lane, lane.partition):
+        if self.room.full and not lane.of_app and self._stopped.stops(lane, lane.partition):
             return lane.limit
         credit = lane.credit
         limit = credit.limit(lane, lane.done, lane.limit, share)
@@ -478,7 +478,7 @@ class StreamAdmission:
             lane.credit.remove(lane)
             self.held.pop(lane, None)
             self._away.pop(lane, None)
-            self._stopped.remove(lane)
+            self._stopped.producers.pop(lane, None)
             lane.connection = None  # which reports it no more
             lane.moves(Move.GONE)
             del self.lanes[lane.producer, partition]

@@ -129,8 +129,7 @@ class Ownership:
         view = await views.receive()
         while not view.epoch:  # nothing is assigned before all members are here
             view = await views.receive()
-        live = self._inputs.ports
-        directory = enrolment.directory(live, self._outputs.carriers)
+        directory = enrolment.directory(self._inputs.ports, self._outputs.carriers)
         await directory.register()
         nursery.start_soon(directory.run, self._outputs.consumed)
         await directory.learned.wait()  # events put before would be dropped

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ from s4node.net.ingress.producer_lane import Mark, ProducerLane
 from s4node.net.ingress.unbegun import WillResend, last_frames
 from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
+from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
@@ -58,10 +58,9 @@ class Partitions:
         settings: TaskSettings,
         choosers: ChooserSettings,
         refusals: Refusals,
+        inputs: Ports,
     ) -> None:
         self.tasks: dict[int, Task] = {}
-        self.sources: Callable[[str, int], Sources | None]
-        """The sources of a stream in a partition; set when there are inputs."""
         self.turned = trio.lowlevel.ParkingLot()
         self._app = app
         self._pipeline = pipeline
@@ -74,6 +73,7 @@ class Partitions:
         self._parallel = pipeline.parallel()
         self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time(), loop.rest)
         self._refusals = refusals
+        self._inputs = inputs
         self._known_edges = pipeline.order.edges.known
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
@@ -125,7 +125,9 @@ class Partitions:
         )
         task.metrics = metrics
         for stream in self._app.streams.values():
-            sources = None if stream.time is None else self.sources(stream.name, partition)
+            sources = (
+                None if stream.time is None else self._inputs.sources_of(stream.name, partition)
+            )
             if sources is not None:
                 task.processor.times.watch(stream.name, sources)
         for ssp in inputs if before else ():
@@ -158,7 +160,7 @@ class Partitions:
     # -- feeding -----------------------------------------------------------------------------
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
-        self._add_input(task, ssp, self._pipeline.stage_of(ssp.stream, task.partition))
+        self._add_input(task, ssp, self._pipeline.stage_of(ssp.stream, STREAM, task.partition))
 
     def _add_input(self, task: Task, ssp: SystemStreamPartition, stage: Stage) -> None:
         rates = self._pipeline.limits({ssp.stream: stage}).get(ssp.stream, ())

@@ -142,20 +142,6 @@ class Parts:
         )
 
         # the tasks, and the parts that bring them events
-        exchanging = replay.keeps and partitioner.partitions > 1 and exchanges(app)
-        self.partitions = Partitions(
-            app,
-            self.pipeline,
-            self.loop,
-            Dispatch(app, partitioner),
-            self.outputs,
-            self.readers,
-            TaskSettings.from_config(config, exchanging=exchanging, keeps=replay.keeps),
-            choosers,
-            self.refusals,
-        )
-        self._tasks = self.partitions.tasks
-        self.hand_on = self.partitions.hand_on
         self.inputs = Ports(
             app,
             config,
@@ -171,7 +157,21 @@ class Parts:
             room=self.pipeline,
             cuts=replay.cuts,
         )
-        self.partitions.sources = self.inputs.sources_of
+        exchanging = replay.keeps and partitioner.partitions > 1 and exchanges(app)
+        self.partitions = Partitions(
+            app,
+            self.pipeline,
+            self.loop,
+            Dispatch(app, partitioner),
+            self.outputs,
+            self.readers,
+            TaskSettings.from_config(config, exchanging=exchanging, keeps=replay.keeps),
+            choosers,
+            self.refusals,
+            self.inputs,
+        )
+        self._tasks = self.partitions.tasks
+        self.hand_on = self.partitions.hand_on
         parts = self.partitions, self.outputs, self.inputs, self.loop
         replay.make(name, model, partitioner, *parts)
 
@@ -263,7 +263,7 @@ class Parts:
 
     def _room(self) -> None:
         """Wake tasks if a full stage has room again."""
-        if self.pipeline.full and self.pipeline.check_full():
+        if (self.pipeline.full or self.pipeline.freed) and self.pipeline.check_full():
             for task in self._tasks.values():
                 self.loop.wake(task)
 

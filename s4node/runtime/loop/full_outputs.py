@@ -51,11 +51,6 @@ class FullOutputs:
                 seconds = round(trio.current_time() - since, 1)
                 log.info("an output stream has room again", stream=stream, seconds=seconds)
 
-    def spills(self, stream: str) -> None:
-        """Note that what a stream has no room for waits on disk from now on."""
-        for each in [each for each in self.since if each[0] == stream]:
-            self.emptied(*each)
-
     def log_due(
         self, now: float, consumers: Callable[[str, Hashable], Collection[str]]
     ) -> float | None:

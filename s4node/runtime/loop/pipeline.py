@@ -31,6 +31,7 @@ from s4node.net.egress.stream_types import StreamTypes
 from s4node.runtime.loop.full_outputs import FullOutputs
 from s4node.runtime.loop.spill_file import SpillFile
 from s4node.stages.backpressure import Edges, Order
+from s4node.stages.credit import Room
 from s4node.stages.executors import (
     DESERIALIZER,
     REMOTE_SENDER,
@@ -56,16 +57,7 @@ class Holder(Protocol):
         ...
 
 
-class _Gone:
-    """Stands for a stage that is gone."""
-
-    holds = False
-
-
-_GONE = _Gone()
-
-
-class Pipeline:
+class Pipeline(Room):
     """The stages of ``app`` in one container.
 
     ``edges`` are known before it runs. ``keeps`` says that tasks keep state. Raises ConfigError if
@@ -96,7 +88,7 @@ class Pipeline:
         self._queues: dict[str, list[Stage]] = {}  # that may need a spill later
         self._files: list[SpillFile] = []  # of the spills
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # for stages of tasks
-        self._freed = False  # a stream that was held may go on, as it feeds itself
+        self.freed = False  # a stream that was held may go on
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
             name: Gauge(self.settings(DESERIALIZER, name))
@@ -171,25 +163,18 @@ class Pipeline:
 
     def stages_of(self, partition: int) -> dict[str, Stage]:
         return {
-            name: self._queue(name, STREAM, partition)
+            name: self.stage_of(name, STREAM, partition)
             for name, stream in self._app.streams.items()
             if not isinstance(stream, OutputStream)
         }
-
-    def stage_of(self, stream: str, partition: int) -> Stage:
-        """A new stage for the events of an input that a partition reads."""
-        return self._queue(stream, STREAM, partition)
-
-    def sender(self, stream: str, *, remote: bool) -> Stage:
-        """A new stage for the events of a stream that leave this container."""
-        return self._queue(stream, REMOTE_SENDER if remote else SENDER, None)
 
     def drop(self, stages: Iterable[Stage]) -> None:
         """Forget the stages of a partition, or a consumer, that has gone."""
         for stage in stages:
             self._queues[stage.settings.stream].remove(stage)
 
-    def _queue(self, stream: str, stage: str, partition: int | None) -> Stage:
+    def stage_of(self, stream: str, stage: str, partition: int | None = None) -> Stage:
+        """A new stage of this name for a stream's events, of a partition or that leave us."""
         queue = Stage(self.settings(stage, stream), partition)
         self._queues.setdefault(stream, []).append(queue)
         if self.order.edges.group(stream):
@@ -213,7 +198,7 @@ class Pipeline:
     def learn(self, source: str, stream: str) -> None:
         """Learn that handlers of ``source`` put events on ``stream``."""
         if self.order.learn(source, stream):
-            self._freed = True
+            self.freed = True
             self._log_cycles()
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
@@ -225,7 +210,7 @@ class Pipeline:
 
     def check_full(self) -> bool:
         """Check the stages that were full; return True if a held stream may go on."""
-        freed, self._freed = self._freed, False
+        freed, self.freed = self.freed, False
         for (stream, place), holder in list(self.full.items()):
             if not holder.holds:
                 del self.full[stream, place]
@@ -238,15 +223,13 @@ class Pipeline:
 
         Too many of its events wait for other tasks, or for what it feeds itself over.
         """
-        full = self.full
-        return bool(full) and (
-            stream in self.order.feeding or (stream, (partition, stream)) in full
-        )
+        return stream in self.order.feeding or (stream, (partition, stream)) in self.full
 
     def unwatch(self, stream: str, place: Hashable) -> None:
         """Forget a stage that is gone; tasks that it held go on after the next ``check_full``."""
-        if (stream, place) in self.full:
-            self.full[stream, place] = _GONE
+        if self.full.pop((stream, place), None) is not None:
+            self.freed |= self.order.emptied(stream, place)
+            self.full_outputs.emptied(stream, place)
 
     def _log_strays(self) -> None:
         """Log settings of streams that the app does not have: another app's, or misspelt."""
@@ -295,7 +278,6 @@ class Pipeline:
                 app=self._app.name,
             )
             for stream in group:
-                self.full_outputs.spills(stream)
                 for queue in self._queues.get(stream, ()):
                     self.spill(stream, queue)
 

@@ -48,6 +48,7 @@ from s4node.runtime.outputs.channels import Channel, R, outbox_options
 from s4node.runtime.outputs.output_carrier import OutputCarrier
 from s4node.runtime.outputs.task_channels import ChannelContext, TaskOverflow
 from s4node.runtime.task.task import Task
+from s4node.stages.executors import REMOTE_SENDER, SENDER
 
 log = get_logger("s4node.runtime")
 
@@ -114,7 +115,7 @@ class Outputs:
             if isinstance(stream, OutputStream):
                 stream.carrier = self.carriers[stream.name] = self._carrier(stream)
             elif enrolment is not None:
-                stage = context.pipeline.sender(stream.name, remote=False)
+                stage = context.pipeline.stage_of(stream.name, SENDER)
                 release = ByExecutor(self._outbox(stream, producer), stage)
                 self.to_members[stream.name] = self._lead(release)
             if isinstance(stream, InputStream) and enrolment is not None:
@@ -163,7 +164,7 @@ class Outputs:
 
     def _connect(self, carrier: OutputCarrier, consumer: str) -> None:
         stream = self.context.app.streams[carrier.stream]
-        stage = self.context.pipeline.sender(stream.name, remote=True)
+        stage = self.context.pipeline.stage_of(stream.name, REMOTE_SENDER)
         outbox = self._outbox(stream, self._producer, key=stream.key)
         routes = Routes(outbox, self.context.incarnation, headers={wire.APP: True})
         release = ByExecutor(outbox, stage)

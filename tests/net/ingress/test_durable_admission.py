@@ -27,6 +27,7 @@ from s4node.net.wire.frame import WINDOW_BYTES, Frame
 from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
+from s4node.stages.credit import Room
 from s4node.stages.stage import Gauge, Stage
 
 
@@ -65,7 +66,7 @@ def kept(number: int, **more: Any) -> SavedProducer:
     return SavedProducer(number, 1, "i1", **more)
 
 
-class Node:
+class Node(Room):
     """A durable stream of two partitions, its commits, and who asks for them."""
 
     def __init__(

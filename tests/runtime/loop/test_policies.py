@@ -12,6 +12,7 @@ from shared_apps import Click, Forward, OnePE
 from s4node import Config
 from s4node.errors import ConfigError
 from s4node.runtime.loop.pipeline import Pipeline
+from s4node.stages.executors import STREAM
 
 POLICIES = ("block", "shed", "throttle")
 LOSSLESS = ("block", "throttle")
@@ -51,7 +52,7 @@ def test_what_is_not_set_is_refused_in_no_app(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["durable input", "replayable input"])
 def test_a_lossless_input_that_throttles_makes_its_source_wait(kind: str) -> None:
-    stage = pipeline(kind, {"s4.stream.executor": "throttle"}).stage_of("clicks", 0)
+    stage = pipeline(kind, {"s4.stream.executor": "throttle"}).stage_of("clicks", STREAM, 0)
     assert stage.executor.withholds
 
 

@@ -21,6 +21,7 @@ from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
+from s4node.stages.executors import STREAM
 
 MAX_SECONDS = 0.005
 SLOW, FAST = 0.005, 0.0001
@@ -104,7 +105,7 @@ async def run_to_the_end(
             settings=settings,
         )
         ssp = SystemStreamPartition("memory", "work", number)
-        task.backlog.add_input(ssp, pipeline.stage_of("work", number))
+        task.backlog.add_input(ssp, pipeline.stage_of("work", STREAM, number))
         loop.adopt(task)
         await loop.start(task)
         progress = InputProgress(ssp, 0, lambda *_: None)
