@@ -42,7 +42,8 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -233,34 +234,39 @@ class BatchReceipt(_Counted[P]):
         return PartReceipt(self, numbers)
 
 
+class Onward(Protocol):
+    """The way of events from one task to others."""
+
+    def put(
+        self, home: int, stream: str, partition: int, events: Sequence[Any], sender: str = ""
+    ) -> None: ...
+
+
+@dataclass(eq=False, repr=False, slots=True)
 class Strays:
-    """Events of other tasks in a batch, as ``number, partition, event``. Those from number ``at``
-    on are still to be sent."""
+    """Events of other tasks in a batch of ``stream``, as ``number, partition, event``. Those from
+    number ``at`` on are still to be put ``onward`` by the task of ``home``, for their ``sender``.
+    """
 
-    __slots__ = ("_next", "_send", "_strays", "at")
-
-    def __init__(
-        self,
-        strays: Sequence[tuple[int, int, Any]],
-        at: int,
-        send: Callable[[int, list[Any]], None],
-    ) -> None:
-        self.at = at
-        self._strays = strays
-        self._next = 0
-        self._send = send
+    strays: Sequence[tuple[int, int, Any]]
+    at: int
+    onward: Onward
+    home: int
+    stream: str
+    sender: str
+    _next: int = 0
 
     def send_below(self, end: int) -> int:
         """Send the events below ``end``; returns the number below which they were sent before."""
         at, self.at = self.at, end
         shares: dict[int, list[Any]] = {}
-        strays = self._strays
+        strays = self.strays
         while self._next < len(strays) and strays[self._next][0] < end:
             _, partition, event = strays[self._next]
             shares.setdefault(partition, []).append(event)
             self._next += 1
         for partition, events in shares.items():
-            self._send(partition, events)
+            self.onward.put(self.home, self.stream, partition, events, self.sender)
         return at
 
 

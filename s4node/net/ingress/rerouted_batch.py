@@ -12,15 +12,12 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, overload
 
 from s4node.events.event import EventBatch
 from s4node.events.routing import Router
-from s4node.offsets.receipts import BatchReceipt, PartReceipt, Strays
-
-Send = Callable[[int, list[Any]], None]
-"""Sends events to the task of a partition."""
+from s4node.offsets.receipts import BatchReceipt, Onward, PartReceipt, Strays
 
 
 class SortedOut(NamedTuple):
@@ -40,10 +37,11 @@ def sorted_out(
     batch: EventBatch,
     whole: BatchReceipt[Any],
     router: Router,
-    send: Send,
+    onward: Onward,
+    sender: str = "",
     most_refused: int = sys.maxsize,
 ) -> SortedOut:
-    """Sort the events of a loaded batch by task, and refuse those whose key is not found.
+    """Sort the events of a loaded batch of ``sender`` by task, and refuse those without a key.
 
     Refusing is slow, so sorting stops after ``most_refused`` refusals.
     """
@@ -63,7 +61,7 @@ def sorted_out(
         PartReceipt(
             whole,
             [number for number, place, _ in here if place >= 0],
-            Strays(strays, whole.first, send),
+            Strays(strays, whole.first, onward, home, batch.stream, sender),
         ),
         len(here),
         [event for _, _, event in strays],

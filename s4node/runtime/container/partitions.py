@@ -66,7 +66,7 @@ class Partitions:
         self._pipeline = pipeline
         self._loop = loop
         self.dispatch = dispatch
-        self._outputs = outputs
+        self.outputs = outputs
         self._subscribers = subscribers
         self._settings = settings
         self._choosers = choosers
@@ -170,10 +170,6 @@ class Partitions:
         task.backlog.offer(batch)
         self._loop.wake(task)
 
-    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
-        """Send events that a task has read to the task of their keys."""
-        self._outputs.put(task.partition, stream, partition, events)
-
     def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events of a stream wait that a task has sent to others."""
         return (stream, (task.partition, stream)) in self._pipeline.full
@@ -248,20 +244,20 @@ class Partitions:
         partition = batch.partition
         task = self.tasks.get(partition)
         arrived = isinstance(batch, FrameBatch)  # in the order of its producer
-        if task is not None and (arrived or not self._outputs.carries(batch.stream, partition)):
+        if task is not None and (arrived or not self.outputs.carries(batch.stream, partition)):
             task.backlog.offer(batch)
             self._loop.add(task)
         else:
-            self._outputs.forward(batch)
+            self.outputs.forward(batch)
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
         """Give events that the app has put to a task, here or with another member.
 
         The source or task that has put them keeps no state. Return how many were dropped.
         """
-        task, others = self.tasks.get(partition), self._outputs.to_members
+        task, others = self.tasks.get(partition), self.outputs.to_members
         if task is None or (others and others[stream].release.behind(partition)):
-            return self._outputs.put_to_member(stream, partition, events, waits=waits)
+            return self.outputs.put_to_member(stream, partition, events, waits=waits)
         stage = task.backlog.stages[stream]
         size, dropped = footprint(events), 0
         if stage.overflow is None and not stage.executor.withholds:
@@ -288,16 +284,16 @@ class Partitions:
         if self._subscribers.subscribers:
             self._subscribers.show(stream.name, events)
         if isinstance(stream, OutputStream):
-            self._outputs.send(task, stream.name, events)
+            self.outputs.send(task, stream.name, events)
             return
         shares: Sequence[tuple[int, list[Any]]] = [(task.partition, events)]
         if stream.name not in self.dispatch.local:
             shares = self.dispatch.shares(stream, events, task.partition)
         for partition, share in shares:
-            if partition == task.partition or not self._outputs.keeps:
+            if partition == task.partition or not self.outputs.keeps:
                 self.put(stream.name, partition, share, waits=bool(source))
             else:
-                self._outputs.put(task.partition, stream.name, partition, share)
+                self.outputs.put(task.partition, stream.name, partition, share)
 
     # -- sources -----------------------------------------------------------------------------
 
@@ -305,7 +301,7 @@ class Partitions:
         """The fullness of the fullest stage of one of the app's own streams."""
         stages = [task.backlog.stages[stream] for task in self.tasks.values()]
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
-        channel = self._outputs.to_members.get(stream)
+        channel = self.outputs.to_members.get(stream)
         return here if channel is None else max(here, channel.release.pressure)
 
     def carry(self, stream: Stream, events: list[Any], turn: int) -> int:

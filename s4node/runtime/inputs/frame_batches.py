@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING
 
 from s4node.app.stream import Stream
@@ -195,9 +194,8 @@ class MixedFrameBatch(FrameBatch):
         rest = self.decode()
         deserializer = self._deserializer
         assert deserializer.router is not None
-        sender = self.frame.progress.producer
-        send = partial(deserializer.outputs.put, self.partition, self.stream, sender=sender)
-        found = sorted_out(self, self.frame, deserializer.router, send, PIECE)
+        onward, sender = deserializer.outputs, self.frame.progress.producer
+        found = sorted_out(self, self.frame, deserializer.router, onward, sender, PIECE)
         if found.seen < len(self.events):
             rest = self.keep_from(found.seen)
         self.left()

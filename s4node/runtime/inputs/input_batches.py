@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from s4node.events.copies import copies_of
 from s4node.events.routing import Router
-from s4node.net.ingress.rerouted_batch import Send, sorted_out
+from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.offsets.input_progress import InputProgress
-from s4node.offsets.receipts import BatchReceipt, PartReceipt
+from s4node.offsets.receipts import BatchReceipt, Onward, PartReceipt
 from s4node.offsets.system import InputBatch
 
 
@@ -81,7 +81,7 @@ class TaskBatch(InputBatch):
 class MixedBatch(TaskBatch):
     """A batch read by the task ``partition``, which may hold events of other tasks."""
 
-    __slots__ = ("_router", "_send")
+    __slots__ = ("_onward", "_router")
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class MixedBatch(TaskBatch):
         progress: InputProgress,
         start: int,
         router: Router,
-        send: Send,
+        onward: Onward,
     ) -> None:
         super().__init__(source, partition, progress, start)
         self._router = router
-        self._send = send
+        self._onward = onward
 
     def load(self) -> None:
         """Decode, and keep the task's own events; refuse events whose key is not found."""
         super().load()
-        found = sorted_out(self, self._whole, self._router, self._send)
+        found = sorted_out(self, self._whole, self._router, self._onward)
         self.events, self.numbers, self.receipt = found.events, found.numbers, found.receipt
         self.strays = found.strays
 

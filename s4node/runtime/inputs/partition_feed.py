@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -24,6 +23,7 @@ from s4node.events.event import EventBatch
 from s4node.events.routing import Router
 from s4node.logger import get_logger
 from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.receipts import Onward
 from s4node.offsets.system import (
     EndOfStream,
     InputBatch,
@@ -40,14 +40,13 @@ log = get_logger("s4node.runtime")
 
 
 class FedTasks(Protocol):
-    """The container's tasks, as far as feeds know them."""
+    """The container's tasks, as far as feeds know them, and the way between them."""
+
+    @property
+    def outputs(self) -> Onward: ...
 
     def feed(self, task: Task, batch: EventBatch) -> None:
         """Queue a batch for a task of this container."""
-        ...
-
-    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
-        """Send events that a task has read to the task of their keys."""
         ...
 
     def backpressured(self, task: Task, stream: str) -> bool:
@@ -237,7 +236,7 @@ class PartitionFeed:
     def _give_mixed(self, batch: InputBatch, keyed: Keyed) -> None:
         """Queue a batch for its task, which sends on the events of other tasks."""
         (taker,) = self.takers.values()
-        task, stream, end = taker.task, batch.stream, batch.end
+        task, end = taker.task, batch.end
         if taker.next < end:
             mine = MixedBatch(
                 batch,
@@ -245,7 +244,7 @@ class PartitionFeed:
                 taker.progress,
                 taker.next,
                 keyed.router,
-                partial(self._tasks.send, task, stream),
+                self._tasks.outputs,
             )
             taker.next = end
             self._tasks.feed(task, mine)

@@ -23,7 +23,7 @@ def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() 
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
     whole = BatchReceipt(progress, 0, 6)
-    found = sorted_out(batch, whole, ROUTER, lambda *_: None)
+    found = sorted_out(batch, whole, ROUTER, Sent())
     batch.events, batch.numbers, batch.receipt = found.events, found.numbers, found.receipt
     poison_events = PoisonEvents()
     for number in (0, 2, 5):
@@ -85,7 +85,7 @@ def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> 
 
     progress = InputProgress(SSP, 0, refuse)
     source = Undecodable(SSP, 0, 3, 0, 0)
-    batch = MixedBatch(source, 0, progress, 0, ROUTER, lambda *_: None)
+    batch = MixedBatch(source, 0, progress, 0, ROUTER, Sent())
     batch.load()
     assert (batch.events, refused, progress.safe) == ([], [0, 1, 2], 3)
     assert batch.receipt is not None
@@ -94,6 +94,12 @@ def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> 
 
 
 # -- set-up ---------------------------------------------------------------------------------------
+
+
+class Sent:
+    """Takes what is put onward."""
+
+    def put(self, *_: Any) -> None: ...
 
 
 class Click(Event):
