@@ -39,6 +39,7 @@ from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
+from s4node.stages.executors import STREAM
 from s4node.runtime.task.task_context import StreamCollector
 from s4node.systems.memory import MemorySystem
 
@@ -242,7 +243,7 @@ def _feed(
         ),
         settings=chosen,
     )
-    task.backlog.add_input(ssp, pipeline.stage_of("numbers", number))
+    task.backlog.add_input(ssp, pipeline.stage_of("numbers", STREAM, number))
     loop.adopt(task)
     return _Feed(task, ssp, size, batches)
 

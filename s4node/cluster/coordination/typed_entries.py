@@ -133,11 +133,16 @@ def decoded(path: str, entry: Entry, kind: type[T]) -> Found[T]:
     try:
         value = msgspec.json.decode(entry.data, type=kind)
     except UNREADABLE as error:
-        raise CoordinationError(
-            f"the entry {path!r} cannot be read ({error}); another version of s4node may have "
-            f"written it: run one version, or delete it"
-        ) from error
+        raise unreadable(path, error) from error
     return Found(value, entry.version, entry.session, entry.created)
+
+
+def unreadable(path: str, error: Exception) -> CoordinationError:
+    """Says that an entry is of another form."""
+    return CoordinationError(
+        f"the entry {path!r} cannot be read ({error}); another version of s4node may have written "
+        f"it: run one version, or delete it"
+    )
 
 
 def _part(name: str) -> str:
