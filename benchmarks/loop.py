@@ -39,8 +39,8 @@ from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
-from s4node.stages.executors import STREAM
 from s4node.runtime.task.task_context import StreamCollector
+from s4node.stages.executors import STREAM
 from s4node.systems.memory import MemorySystem
 
 BATCH = 2048
