@@ -164,7 +164,7 @@ class ForkServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[number],
-            env=env,
+            env={**env, "S4_FAULT": ""},  # that of the first fork is not that of the others
         )
         self._theirs.close()
         assert self._socket.recv(16) == b"ready"

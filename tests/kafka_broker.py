@@ -22,6 +22,7 @@ JARS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s4nod
 _START_SECONDS = 90
 """A broker answers after 5 seconds on a quiet machine, and after 60 on a busy one."""
 
+# Records have times of their own, so none is deleted by its age.
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -39,7 +40,7 @@ transaction.state.log.num.partitions=1
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 auto.create.topics.enable=false
 log.cleaner.backoff.ms=200
-log.retention.check.interval.ms=500
+log.retention.ms=-1
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forkserver import ForkServer, Request
 from harness import DEADLINE, environment
 
 from s4node.forks import LockFile, closed_in_forks
@@ -39,6 +41,22 @@ def test_a_port_is_free_and_peers_hear_of_the_end_while_a_child_lives() -> None:
             each.close()
         assert near.recv(1) == b""
         socket.create_server(("127.0.0.1", port)).close()
+
+
+async def test_a_fork_of_the_server_does_not_die_at_the_fault_of_the_first_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "passes.py").write_text(
+        "from s4node.failpoints import passing; passing('disk.write')"
+    )
+    server, found = ForkServer(), []
+    for fault in ("disk.write", ""):
+        env = environment(S4_FAULT=fault)
+        fork = await server.fork(Request("passes", [], str(tmp_path), env, own_session=False))
+        assert fork is not None
+        found.append(await fork.wait())
+    server.close()
+    assert found == [-signal.SIGKILL, 0]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
