@@ -34,6 +34,7 @@ BENCHMARKS = {
     "overload": "ten times what a slow PE can take, with each policy: memory, and what is lost",
     "log-append": "1 and 16 producer processes append to the log, beside bare SQLite inserts",
     "log-replay": "a keyed count from the embedded log, oldest to newest, beside the bare loop",
+    "kafka": "a keyed count of a topic, beside a bare loop of the client; latencies in and out",
     "spark-sink": "a DataFrame into the log, staged and published, beside a writer that discards",
     "commit": "a keyed count with a commit every second, beside the same without state",
     "savepoint": "savepoints amid a keyed count: how long they take, and the pauses meanwhile",

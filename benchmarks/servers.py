@@ -1,7 +1,8 @@
-"""Servers for benchmarks, each a process on a free port: ZooKeeper, and an S3 server.
+"""Servers for benchmarks, each a process on a free port: ZooKeeper, S3, and a broker of Kafka.
 
 ZooKeeper comes with the jars that Spark brings along. The S3 server is versitygw if that is in the
-path, else moto, which takes several times as long for a request.
+path, else moto, which takes several times as long for a request. ``tools/install kafka`` gets the
+broker.
 """
 
 from __future__ import annotations
@@ -27,6 +28,23 @@ SESSION_SECONDS = 4.0
 _JARS = ("zookeeper-*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-io-*")
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _START_SECONDS = 60.0
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+KAFKA = _CACHE / "s4node" / "kafka-3.9.1"
+_KAFKA_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{controller}
+listeners=PLAINTEXT://{address},CONTROLLER://{controller}
+advertised.listeners=PLAINTEXT://{address}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={folder}/data
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+auto.create.topics.enable=false
+"""
 _S3_LOG = "s3.log"
 _REQUEST = re.compile(r"^.*\b(?:DELETE|GET|HEAD|POST|PUT)\b.*$", re.MULTILINE)
 
@@ -71,6 +89,31 @@ def zookeeper(folder: Path) -> Iterator[str]:
     )
     with Server(zookeeper_command(config), folder / "log", lambda: _serves(port)):
         yield f"zk://127.0.0.1:{port}/bench"
+
+
+def can_run_kafka() -> bool:
+    """Return True if a broker of Kafka, and what connects to it, are installed."""
+    return _installed("confluent_kafka") and (KAFKA / "complete").exists()
+
+
+@contextmanager
+def kafka(folder: Path) -> Iterator[str]:
+    """A broker of Kafka with its data in ``folder``, during the block, and its address."""
+    if not can_run_kafka():
+        raise S4Error("a broker of Kafka is not installed: run tools/install kafka")
+    address, controller = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+    folder.mkdir()
+    properties = folder / "server.properties"
+    properties.write_text(
+        _KAFKA_PROPERTIES.format(address=address, controller=controller, folder=folder)
+    )
+    java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{KAFKA}/*"]
+    cluster = ("-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(properties))
+    format_ = [*java, "kafka.tools.StorageTool", "format", *cluster]
+    subprocess.run(format_, check=True, stdout=subprocess.DEVNULL)
+    port = int(address.rpartition(":")[2])
+    with Server([*java, "kafka.Kafka", str(properties)], folder / "log", lambda: _listens(port)):
+        yield address
 
 
 @contextmanager
