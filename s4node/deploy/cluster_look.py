@@ -25,6 +25,7 @@ from s4node.deploy.cluster_snapshot import (
     NodeRow,
     Snapshot,
     StreamRow,
+    away_of,
     bottleneck_of,
     failing_of,
     inputs_of,
@@ -127,6 +128,7 @@ def _snapshot(
         inputs_of(statistics),
         pes_of(statistics),
         [row for name, reports in answered.items() for row in work_of(name, reports)],
+        away_of(statistics),
     )
 
 

@@ -77,11 +77,12 @@ class OutboxRow(msgspec.Struct):
 
 class InputRow(msgspec.Struct):
     """An input of an app, as ``system.stream``: the events that its tasks have not processed. None
-    while the end of one of its partitions is unknown."""
+    while the end of one of its partitions is unknown. ``uncommitted`` records are behind it."""
 
     app: str
     input: str
     lag: int | None = 0
+    uncommitted: int = 0
 
 
 class RestoringRow(msgspec.Struct):
@@ -99,6 +100,14 @@ class FailingRow(msgspec.Struct, frozen=True, order=True):
 
     app: str
     tasks: list[str]
+    reason: str
+
+
+class AwayRow(msgspec.Struct, frozen=True, order=True):
+    """A system that does not answer an app, or takes no records of it, and why."""
+
+    app: str
+    system: str
     reason: str
 
 
@@ -223,6 +232,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     inputs: list[InputRow] = []
     pes: list[PeRow] = []
     work: list[WorkRow] = []
+    away: list[AwayRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -328,6 +338,16 @@ def failing_of(reports: Iterable[ContainerStatistics]) -> list[FailingRow]:
         for app, found in sorted(reasons.items())
         if found
     ]
+
+
+def away_of(reports: Iterable[ContainerStatistics]) -> list[AwayRow]:
+    """The systems that do not answer an app, or do not take its records."""
+    found = {
+        (report.app, system): why
+        for report in reports
+        for system, why in report.replay.away.items()
+    }
+    return [AwayRow(*key, why) for key, why in sorted(found.items())]
 
 
 def standbys_of(node: str, reports: Iterable[ContainerStatistics]) -> list[StandbyRow]:

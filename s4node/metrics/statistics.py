@@ -179,6 +179,9 @@ class ProgressStatistics(msgspec.Struct, frozen=True):
     lag: Annotated[
         int | None, gauge("events that are not processed yet, whether read or not, if known")
     ]
+    uncommitted: Annotated[
+        int, gauge("records of Kafka behind a transaction that its producer has left open")
+    ] = 0
 
 
 class OutboxStatistics(msgspec.Struct, frozen=True):
@@ -216,7 +219,8 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     """The counts of replayable inputs and commits.
 
     ``failing`` has, by task, why its commit could not be written, or its state read, and is tried
-    again; "" is the start of the container.
+    again; "" is the start of the container. ``away`` has the systems that do not answer or take no
+    records, and why.
     """
 
     progress: Annotated[tuple[ProgressStatistics, ...], Keyed()] = ()
@@ -245,6 +249,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
         ),
     ] = {}
     failing: dict[str, str] = {}
+    away: dict[str, str] = {}
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):

@@ -142,6 +142,28 @@ def _failing(look: Look) -> Iterator[Reason]:
             yield look.reason("failing", text, "repair what the reason names; nothing is lost")
 
 
+def _system_away(look: Look) -> Iterator[Reason]:
+    for row in look.now.away:
+        if row.app == look.app:
+            written = [each for each in look.now.outboxes if each.consumer == row.system]
+            waiting = sum(each.depth for each in written if each.app == look.app)
+            text = f"system {row.system!r}: {row.reason}"
+            text += f"; {waiting:,} records for it wait" if waiting else ""
+            do = f"start it again, or correct systems.{row.system}.address; nothing is lost"
+            yield look.reason("system-away", text, do)
+
+
+def _open_transaction(look: Look) -> Iterator[Reason]:
+    for row in look.now.inputs:
+        if row.app == look.app and row.uncommitted:
+            text = (
+                f"a transaction that its producer has not ended holds up input {row.input!r}: "
+                f"{row.uncommitted:,} records are behind it"
+            )
+            do = "end that producer: the app's log names it; or wait until the brokers abort it"
+            yield look.reason("open-transaction", text, do)
+
+
 def _restoring(look: Look) -> Iterator[Reason]:
     rows = [row for row in look.now.restoring if row.app == look.app]
     if rows:
@@ -249,6 +271,8 @@ RULES: Mapping[str, Callable[[Look], Iterator[Reason]]] = {
     "not-running": _not_running,
     "node-away": _nodes_away,
     "failing": _failing,
+    "system-away": _system_away,
+    "open-transaction": _open_transaction,
     "restoring": _restoring,
     "receiver-away": _receiver_away,
     "machine-busy": _machine_busy,

@@ -21,7 +21,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, assert_never
 
@@ -252,12 +252,12 @@ class Receiver(Protocol):
     """
 
     async def open(self) -> Marker | None:
-        """Decide what was under way, fence earlier receivers of the task, and return the marker of
-        its last transaction."""
+        """Decide whether the open transaction was committed, and fence earlier receivers of the
+        task; return the marker of its last transaction."""
         ...
 
-    async def transact(self, records: Sequence[OutputRecord], marker: Marker) -> None:
-        """Write the records and the marker, all of them or none."""
+    async def transact(self, records: Iterable[OutputRecord], marker: Marker) -> None:
+        """Write the records and the marker, all of them or none. They are iterated over once."""
         ...
 
     async def close(self) -> None:

@@ -93,5 +93,6 @@ def _status(container: Container) -> NodeStatus:
         failure=died,
         failed_ms=died_ms,
     )
-    counted = [container.statistics()] if ready or container.replay.failing else []
+    waits = container.replay.failing or container.replay.away
+    counted = [container.statistics()] if ready or waits else []
     return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)

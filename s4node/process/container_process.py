@@ -326,7 +326,8 @@ async def _announce(line: Line, container: Container) -> None:
 async def _pulses(line: Line, container: Container, seconds: float) -> None:
     is_monitored = bool(container.config[settings.HTTP_ADDRESS])
     while True:
-        if container.tasks or container.replay.failing or container.ready.is_set():
+        waits = container.replay.failing or container.replay.away
+        if container.tasks or waits or container.ready.is_set():
             own = finite(container.own_metrics(), _MOST_OWN) if is_monitored else []
             line.pulse(container.statistics(), own)
         else:

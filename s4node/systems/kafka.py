@@ -41,6 +41,7 @@ from s4node.logger import get_logger
 from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import Bounds, PartitionReader, Receiver, SystemStreamPartition
 from s4node.systems.kafka_reader import DENIED, GONE, PASSING, KafkaConsumer, KafkaReader
+from s4node.systems.kafka_transactions import OpenTransactions
 from s4node.systems.kafka_writer import KafkaMarkers, KafkaReceiver
 from s4node.systems.records import RecordFormat, RecordReader
 
@@ -54,6 +55,9 @@ _TIMEOUT = 5.0
 _NEW_TOPIC_TRIES, _KNOWN_TOPIC_TRIES = 5, 50
 """A topic that was just created is unknown to some brokers for a moment. So is one that was there
 before, to a broker that starts."""
+
+_CLOSE_SECONDS = 1.0
+"""Clients that do not close in this time are left to their threads."""
 
 _SHOWN = 50
 """The most topics that an error lists."""
@@ -130,6 +134,7 @@ class KafkaSystem:
         self._making = threading.Lock()  # of the asker
         self._ends: dict[SystemStreamPartition, int] = {}  # of bounded streams
         self._consumers: list[KafkaConsumer] = []
+        self._open_transactions = OpenTransactions(self._options)
         self._seen: set[str] = set()  # streams whose topics there were
         self._reachable = False
         self._denied: S4Error | None = None
@@ -215,6 +220,8 @@ class KafkaSystem:
                 elif self._trouble and not logged:
                     logged = True
                     log.warning("no broker answers", system=self.name, reason=self._trouble)
+                if self._reachable:
+                    await self._open_transactions.note_held_up(trio.current_time())
                 await trio.sleep(1 if self._reachable else 0.1)
         finally:
             consumers, self._consumers = self._consumers, []
@@ -223,6 +230,9 @@ class KafkaSystem:
             with trio.CancelScope(shield=True):
                 for consumer in consumers:
                     await consumer.wait_ended()
+            with trio.move_on_after(_CLOSE_SECONDS, shield=True):
+                for markers in self._markers.values():
+                    await threads.run_sync(markers.close, abandon_on_cancel=True)
             self._found_reachable(False)
 
     async def wait_reachable(self, wanted: bool = True) -> None:
@@ -331,7 +341,9 @@ class KafkaSystem:
         if consumer is None:
             consumer = KafkaConsumer(f"s4-kafka-{self.name}", self._options, self._refusal)
             self._consumers.append(consumer)
-        return KafkaReader(ssp, place, bounds, records, consumer, last=last)
+        reader = KafkaReader(ssp, place, bounds, records, consumer, last=last)
+        self._open_transactions.readers.add(reader)
+        return reader
 
     async def _place(
         self, ssp: SystemStreamPartition, offset: int = OFFSET_INVALID

@@ -269,6 +269,10 @@ class KafkaReader:
         self.place = place
         self.key = (place.topic, place.partition)
         self.position = place.offset
+        self.uncommitted = 0
+        """The records behind the end, if a transaction has been open there for a while."""
+        self.maybe_uncommitted = False
+        self.still_since = trio.current_time()  # with nothing new
         self._end = bounds.upcoming
         self._last = last
         self._records = records
@@ -290,6 +294,11 @@ class KafkaReader:
     @property
     def lag(self) -> int | None:
         return max(0, self._end - self.position)
+
+    @property
+    def arrived_end(self) -> int:
+        """The offset behind all that has arrived."""
+        return self._next
 
     async def read(self) -> InputBatch | EndOfStream:
         await trio.lowlevel.checkpoint()
@@ -377,6 +386,8 @@ class KafkaReader:
             self._events_taken += len(whole.records.offsets) - len(arrived.records.offsets)
         self._arrived.append(arrived._replace(first=self._next))
         self._next = arrived.end
+        self.uncommitted, self.maybe_uncommitted = 0, False
+        self.still_since = trio.current_time()
         self._end = max(self._end, self._next, arrived.upcoming)
         self._news.unpark_all()
 

@@ -5,24 +5,27 @@ Rules
   fences the former owners of that task, and no other.
 - After any error the producer is thrown away. The client's finer ways (abort, try again) are not
   used: a transaction whose commit timed out is neither committed nor aborted for sure.
-- Markers are in a compacted topic of the app. They are read once for each opening, up to where the
-  topic ends *after* the former transaction was decided. Transactions of other tasks may hide the
-  end from readers of committed records; it is waited for.
+- Markers are in a compacted topic of the app, which is checked before the first transaction. They
+  are read once for each opening, up to where the topic ends *after* the former transaction was
+  decided. Transactions of other tasks may hide the end from readers of committed records; it is
+  waited for, as long as there is progress.
 - Partitions are those that Kafka's own producers choose: murmur2 of the key.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 import trio
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
 from s4node import clocks, threads
@@ -32,7 +35,7 @@ from s4node.offsets.system import Marker, OutputRecord
 from s4node.systems.kafka_reader import DENIED
 
 _OPEN_SECONDS = 30.0
-"""The most seconds for deciding a former transaction, and for reading the marker."""
+"""The most seconds for deciding a former transaction, and for a further part of the markers."""
 
 _TAIL = 500
 """The last records of the markers, which are read first."""
@@ -40,7 +43,7 @@ _TAIL = 500
 _MARKER_PARTITIONS = 16
 _MARKER_TOPIC = {
     "cleanup.policy": "compact",
-    "segment.bytes": "16777216",  # the last segment is not compacted, and read at a start
+    "segment.bytes": "16777216",  # the last segment is not compacted, and read at an opening
     "segment.ms": "3600000",
     "min.cleanable.dirty.ratio": "0.1",
 }
@@ -64,7 +67,10 @@ _decode = msgspec.json.Decoder(Marker).decode
 
 
 class KafkaMarkers:
-    """The markers of an app in ``topic``, which is created if it is missing."""
+    """The markers of an app in ``topic``, which is created if it is missing.
+
+    All methods are called in threads. ``close`` may be followed by others.
+    """
 
     def __init__(self, topic: str, options: Mapping[str, Any]) -> None:
         self.topic = topic
@@ -74,11 +80,22 @@ class KafkaMarkers:
         self._readers: tuple[Consumer, Consumer] | None = None
 
     def partition_of(self, key: bytes) -> int:
-        """The partition of a key; creates the topic if it is missing, in a thread."""
+        """The partition of a key; creates the topic if it is missing."""
         with self._lock:
             if not self._partitions:
-                self._partitions = self._found() or self._created()
+                found = self._found()
+                if not found:
+                    self._create()
+                    raise ReceiverLost(f"the topic {self.topic!r} was just created")
+                self._check_compacted()
+                self._partitions = found
             return zlib.crc32(key) % self._partitions
+
+    def close(self) -> None:
+        with self._lock:
+            readers, self._readers = self._readers or (), None
+            for reader in readers:
+                reader.close()
 
     def _found(self) -> int:
         committed, _ = self._consumers()  # a producer's question might create the topic
@@ -92,26 +109,44 @@ class KafkaMarkers:
             self._readers = Consumer(self._options), Consumer(others)
         return self._readers
 
-    def _created(self) -> int:
+    def _create(self) -> None:
         new = NewTopic(self.topic, _MARKER_PARTITIONS, config=_MARKER_TOPIC)
-        admin = AdminClient(self._options)
+        admin = AdminClient(self._options)  # which has to live until the answer is here
         try:
-            admin.create_topics([new])[self.topic].result(_OPEN_SECONDS)
+            admin.create_topics([new], request_timeout=_OPEN_SECONDS)[self.topic].result()
         except KafkaException as error:
             code = error.args[0].code()
             if code in DENIED:
+                configs = " ".join(f"--config {k}={v}" for k, v in _MARKER_TOPIC.items())
                 raise S4Error(
                     f"the topic {self.topic!r} cannot be created: {error.args[0].str()}. Give the "
                     f"user the right to create it, or create it: kafka-topics.sh --create --topic "
-                    f"{self.topic} --partitions {_MARKER_PARTITIONS} --config "
-                    f"cleanup.policy=compact"
+                    f"{self.topic} --partitions {_MARKER_PARTITIONS} {configs}"
                 ) from error
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-        raise ReceiverLost(f"the topic {self.topic!r} was just created")  # brokers learn of it
+
+    def _check_compacted(self) -> None:
+        """Raise S4Error if the broker deletes markers, as far as it says how the topic is set."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
+        admin = AdminClient(self._options)
+        try:
+            answers = admin.describe_configs([resource], request_timeout=_OPEN_SECONDS)
+            found = answers[resource].result()
+        except KafkaException as error:
+            if error.args[0].code() in DENIED:
+                return
+            raise
+        policy = found["cleanup.policy"].value
+        if policy != _MARKER_TOPIC["cleanup.policy"]:
+            raise S4Error(
+                f"the topic {self.topic!r} has cleanup.policy={policy}, so it would lose markers, "
+                f"and records would be published twice; set it: kafka-configs.sh --alter --topic "
+                f"{self.topic} --add-config cleanup.policy=compact"
+            )
 
     def read(self, partition: int, key: bytes) -> Marker | None:
-        """The last marker of a key, in a thread."""
+        """The last marker of a key."""
         with self._lock:
             committed, all_records = self._consumers()
             place = TopicPartition(self.topic, partition)
@@ -127,9 +162,11 @@ class KafkaMarkers:
         """The last value of a key from the offset ``first`` to before ``end``."""
         found = None
         reader.assign([TopicPartition(self.topic, partition, first)])
-        give_up = clocks.steady() + _OPEN_SECONDS
+        before, give_up = first, math.inf
         try:
             while first < end:
+                if first > before or give_up == math.inf:
+                    before, give_up = first, clocks.steady() + _OPEN_SECONDS
                 for message in reader.consume(1000, 0.1):
                     error = message.error()
                     if error is None:
@@ -194,12 +231,12 @@ class KafkaReceiver:
         marker: Marker | None = await self._in_thread(self._begin)
         return marker
 
-    async def transact(self, records: Sequence[OutputRecord], marker: Marker) -> None:
-        self._streams.update(record.stream for record in records)
+    async def transact(self, records: Iterable[OutputRecord], marker: Marker) -> None:
         await self._in_thread(self._transact, records, _encode(marker))
 
     async def close(self) -> None:
-        await self._in_thread(self._discard)
+        alone = trio.CapacityLimiter(1)  # threads that were abandoned may hold all of the others
+        await threads.run_sync(self._discard, abandon_on_cancel=True, limiter=alone)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -226,7 +263,7 @@ class KafkaReceiver:
         self._place = self._markers.partition_of(self._key)
         return self._markers.read(self._place, self._key)
 
-    def _transact(self, records: Sequence[OutputRecord], marker: bytes) -> None:
+    def _transact(self, records: Iterable[OutputRecord], marker: bytes) -> None:
         producer, topics = self._producer, self._topics
         assert producer is not None
         self._failed = None
@@ -234,6 +271,7 @@ class KafkaReceiver:
         passing("outlet.begun")
         give_up = clocks.steady() + self._seconds
         for stream, key, value, time_ms, headers in records:
+            self._streams.add(stream)
             while True:
                 try:
                     producer.produce(

@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -48,7 +48,7 @@ class MemoryReceiver:
         await self._reachable()
         return self._published.markers.get(self._name)
 
-    async def transact(self, records: Sequence[OutputRecord], marker: Marker) -> None:
+    async def transact(self, records: Iterable[OutputRecord], marker: Marker) -> None:
         await self._reachable()
         await trio.lowlevel.checkpoint()  # the transaction is open
         if self._fence != self._published.fences.get(self._name):

@@ -27,6 +27,9 @@ from s4node.events.schema import EventType
 from s4node.offsets.system import OutputRecord
 from s4node.systems.records import RecordFormat
 
+AT_ONCE_BYTES = 1 << 20
+"""The bytes of records that are written at once, approximately."""
+
 _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -46,11 +49,18 @@ class RecordWriter:
         self._ways: dict[type, tuple[Callable[[Any], Any], Callable[[Any], float]]] = {}
 
     def write(self, events: Sequence[Any], now_ms: int) -> list[OutputRecord]:
-        """The records of events; those without a time of their own get ``now_ms``.
+        """The records of the first events, until they have ``AT_ONCE_BYTES``; those without a time
+        of their own get ``now_ms``.
 
         Raises EventError for an event that cannot be written.
         """
-        return [self._record(event, now_ms) for event in events]
+        records, size = list[OutputRecord](), 0
+        for event in events:
+            records.append(record := self._record(event, now_ms))
+            size += len(record.value or b"") + len(record.key or b"")
+            if size >= AT_ONCE_BYTES:
+                break
+        return records
 
     def _record(self, event: Any, now_ms: int) -> OutputRecord:
         try:

@@ -15,10 +15,11 @@ import trio
 pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 
 import kafka_clicks
-from harness import plain_errors, running, s4_process, until
+from harness import metric, plain_errors, running, s4_process, until
 from input_systems import dies
 from kafka_broker import Broker, lacking, running_broker
 from kafka_clicks import Clicks
+from structlog.testing import capture_logs
 
 from s4node.errors import (
     CheckpointError,
@@ -137,6 +138,26 @@ async def test_a_bounded_input_ends_where_it_ended_at_the_start(
             await until(lambda: [feed.ended for feed in feeds.values()] == [True, True])
             put(broker, topic, range(60, 70))
             await until(lambda: numbers_of(container) == truth)
+
+
+async def test_a_transaction_that_nobody_ends_is_named_with_what_it_holds_up(
+    broker: Broker, topic: str, settings: dict[str, str]
+) -> None:
+    broker.create(topic, 1)
+    foreign = broker.producer(transactional_id="foreign", transaction_timeout_ms="30000")
+    foreign.init_transactions(30)
+    foreign.begin_transaction()
+    foreign.produce(topic, b'{"user": "joe", "number": 1}', b"joe", 0)
+    foreign.flush(30)
+    truth = put(broker, topic, range(10))
+    with plain_errors(), capture_logs() as logs:
+        async with running(Clicks("clicks"), settings, deadline=120) as container:
+            await until(lambda: metric(container, "s4_input_uncommitted") == 11, seconds=60)
+            foreign.abort_transaction(30)
+            await until(lambda: numbers_of(container) == truth)
+            assert metric(container, "s4_input_uncommitted") == 0
+    (named,) = [each for each in logs if "has not ended holds up a reader" in each["event"]]
+    assert (named["input"], named["offset"], named["open"]) == ("kafka.clicks[0]", 0, "foreign")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import trio
 pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 
 import kafka_sums
-from harness import plain_errors, running, s4_process, until
+from harness import children, plain_errors, running, s4_process, until
 from input_systems import dies
 from kafka_broker import Broker, lacking, running_broker
 from kafka_sums import Sums
@@ -140,7 +140,7 @@ async def test_records_are_there_once_after_kills_at_each_step(
 async def test_records_are_there_once_after_kills_of_members_and_of_the_broker(
     broker: Broker, tmp_path: Path, kills: int
 ) -> None:
-    """``KILLS=200`` is the long one (``make torture-kafka``)."""
+    """``KILLS=100`` is the long one (``make torture-kafka``)."""
     job = Job(broker, tmp_path, partitions=4)
     draw = random.Random(kills)
     points = [name for name in failpoints.POINTS if name.startswith(("outlet.", "commit."))]
@@ -155,6 +155,49 @@ async def test_records_are_there_once_after_kills_of_members_and_of_the_broker(
                 broker.start()
             await process.kill()
             assert process.process.returncode == -signal.SIGKILL, process.errors
+    assert await finished(job) == job.truth
+
+
+@pytest.mark.parametrize("kills", [int(os.environ.get("KILLS", "12"))])
+async def test_records_are_there_once_while_containers_come_and_go(
+    broker: Broker, tmp_path: Path, kills: int
+) -> None:
+    """Tasks move between 1, 3 and 2 containers, which are killed; now and then the job goes back to
+    a savepoint after which it has published nothing. ``KILLS=100`` is the long one."""
+    job = Job(broker, tmp_path, partitions=6)
+    draw = random.Random(kills)
+    points = [name for name in failpoints.POINTS if name.startswith(("outlet.", "commit."))]
+    killed, more = 0, list[str]()
+    for turn in count():
+        job.put(40)
+        died = tmp_path / f"died {turn}"
+        fault = f"{draw.choice(points)}:{draw.randrange(1, 6)}@{died}"
+        words = (*job.command[:2], *job.command[4:], "--nodes", "132"[turn % 3], *more)
+        async with s4_process(*words, cwd=tmp_path, fault=fault) as process:
+            for _ in range(3):
+                job.put(20)
+                with trio.move_on_after(draw.uniform(0.3, 3)):
+                    await process.wait()
+                if draw.random() < 0.1:
+                    broker.kill()
+                    broker.start()
+                for container in draw.sample(found := children(process.pid), min(1, len(found))):
+                    os.kill(container, signal.SIGKILL)
+                    killed += 1
+            killed += died.exists()
+            if draw.random() < 0.5:
+                process.process.terminate()
+                with trio.move_on_after(20):
+                    await process.wait()
+        if killed >= kills:
+            break
+        more = []
+        if turn % 4 == 3:
+            assert await finished(job) == job.truth
+            words = ("savepoint", "take", *job.command[1:2], *job.command[4:], "--name", f"{turn}")
+            async with s4_process(*words, cwd=tmp_path, ready=False) as process:
+                assert await process.wait() == 0, process.errors
+            more = ["--from", f"{turn}"]
     assert await finished(job) == job.truth
 
 
@@ -239,6 +282,35 @@ async def test_markers_that_are_gone_stop_the_app_until_it_goes_back(
     with dies(MarkerError, match=said):
         async with running(Sums("sums"), job.settings, deadline=120):
             await trio.sleep_forever()
+
+
+async def test_a_topic_of_markers_that_deletes_them_stops_the_app_before_it_publishes(
+    broker: Broker, tmp_path: Path
+) -> None:
+    job = Job(broker, tmp_path, partitions=1)
+    broker.create(job.markers, 1, cleanup_policy="compact,delete")
+    job.put(5)
+    said = f"'{job.markers}' has cleanup.policy=compact,delete, .* --add-config cleanup.policy"
+    with dies(S4Error, match=said):
+        async with running(Sums("sums"), job.settings, deadline=120):
+            await trio.sleep_forever()
+    assert job.found() == []
+
+
+async def test_an_app_that_stops_while_the_broker_is_away_loses_nothing(
+    broker: Broker, tmp_path: Path
+) -> None:
+    job = Job(broker, tmp_path)
+    job.put(20)
+    assert await finished(job) == job.truth
+    job.put(20)
+    with plain_errors():
+        async with running(Sums("sums"), job.settings, deadline=120) as container:
+            await until(lambda: container.statistics().replay.commits > 1)
+            broker.pause()
+            await until(lambda: "kafka" in container.statistics().replay.away, seconds=60)
+    broker.resume()
+    assert await finished(job) == job.truth
 
 
 async def test_a_topic_of_markers_that_was_compacted_still_has_the_last_ones(

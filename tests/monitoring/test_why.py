@@ -10,7 +10,9 @@ import pytest
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.deploy.cluster_snapshot import (
     AppRow,
+    AwayRow,
     FailingRow,
+    InputRow,
     NodeRow,
     OutboxRow,
     PeRow,
@@ -88,6 +90,24 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         {"failing": [FailingRow("shop", ["Partition 0"], "the disk is full")]},
         "1 tasks cannot commit or start, and try again: the disk is full",
+    ),
+    (
+        "system-away",
+        {},
+        {
+            "away": [AwayRow("shop", "kafka", "it cannot be reached")],
+            "outboxes": [OutboxRow("shop", "totals", "kafka", 1234)],
+        },
+        "system 'kafka': it cannot be reached; 1,234 records for it wait",
+    ),
+    (
+        "open-transaction",
+        {},
+        {"inputs": [InputRow("shop", "kafka.clicks", 0, uncommitted=12)]},
+        (
+            "a transaction that its producer has not ended holds up input 'kafka.clicks': 12 "
+            "records are behind it"
+        ),
     ),
     (
         "restoring",

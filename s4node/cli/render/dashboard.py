@@ -157,6 +157,7 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
         + f": {one.reason}"
         for one in snapshot.failing
     ]
+    texts += [f"system {one.system!r} of {one.app}: {one.reason}" for one in snapshot.away]
     texts += [
         f"node {one.node} is the standby of {len(one.tasks)} tasks of {one.app}, at most "
         f"{one.behind:.1f} s behind"

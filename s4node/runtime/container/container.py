@@ -147,7 +147,8 @@ class Container:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start; before the parts are made only what cannot be read."""
         if self._drain is None:
-            replay = ReplayStatistics(failing=dict(self.replay.failing))
+            away = dict.fromkeys(self.replay.away, "it cannot be reached")
+            replay = ReplayStatistics(failing=dict(self.replay.failing), away=away)
             return ContainerStatistics(app=self._job_name, replay=replay)
         return self.accounts.statistics()
 
@@ -188,7 +189,9 @@ class Container:
         await hooks.declare(app, config, config[settings.CLUSTER_PARTITIONS])
         with self._reaching:
             own_log = self.address if self.log else self._node_log
-            self.replay = await DurableParts.prepared(app, config, own_log, self._stopping)
+            self.replay = await DurableParts.prepared(
+                app, config, own_log, self._stopping, self.replay.away
+            )
             self._job_before = await self.replay.before(self._job_name, waits=waits)
         if self._reaching.cancelled_caught:
             return
@@ -237,6 +240,8 @@ class Container:
                     left = self._drain.log_left() if self._drain is not None else []
                 if self._drain is not None and left:
                     raise self._drain.lost(left)
+                if self._drain is not None:
+                    self.replay.check_published()
 
     async def _live(self) -> None:
         async with trio.open_nursery() as outer:

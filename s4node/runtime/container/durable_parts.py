@@ -56,7 +56,7 @@ from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
 from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
 from s4node.runtime.loop.run_loop import Rest, RunLoop
-from s4node.runtime.outputs.outlets import OutletContext, receiving
+from s4node.runtime.outputs.outlets import OutletContext, check_outlets, receiving
 from s4node.runtime.outputs.outputs import Outputs
 from s4node.runtime.task.task import Task
 from s4node.savepoints.manifest import StateCheck
@@ -109,18 +109,20 @@ class DurableParts(FastParts):
 
     @classmethod
     async def prepared(
-        cls, app: App, config: Config, own_log: str, stopping: trio.Event
+        cls, app: App, config: Config, own_log: str, stopping: trio.Event, away: set[str]
     ) -> FastParts:
         """Ask the systems for the inputs of ``app``; its parts do nothing if tasks keep no state.
 
         ``own_log`` is the address of the log of this process, or of the process that started it, if
-        there is one. Raises UnknownStream for a system or stream that does not exist.
+        there is one. ``away`` has the systems that cannot be reached, meanwhile and later. Raises
+        UnknownStream for a system or stream that does not exist.
         """
         streams = replayable(app)
         outlets = outlets_of(app.streams)
         if not streams and not durable_of(app, config) and not outlets:
             return FastParts(app, config)
         replay = cls(app, config, own_log, stopping)
+        replay.away = away
         for outlet in outlets:
             receiving(replay.systems, outlet)
         for stream in streams:
@@ -129,7 +131,7 @@ class DurableParts(FastParts):
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
                 await nursery.start(each.run)
-                nursery.start_soon(watch, each, set())
+                nursery.start_soon(watch, each, away)
             for stream in streams:
                 rule = graph.rule_of(stream)
                 key = rule.name if rule is not None else ""
@@ -137,8 +139,7 @@ class DurableParts(FastParts):
                 replay.counts[stream.system, stream.name] = count
                 identity = await replay.systems[stream.system].identity(stream.name)
                 replay.identities[stream.system, stream.name] = identity
-            for outlet in outlets:
-                await replay.systems[outlet.system].partitions(outlet.name)  # raises if unknown
+            await check_outlets(replay.systems, outlets)
             if letters.place is not None:
                 letters.partitions = await replay._partitions_of(*letters.place)
             nursery.cancel_scope.cancel()
@@ -260,6 +261,7 @@ class DurableParts(FastParts):
             broadcast=model.tasks[0].broadcast if model.tasks else (),
             name=name,
             grown=model.grown,
+            away=self.away,
         )
         self.held = self.consumers.waiting
         folder = self._folder(name)
@@ -411,6 +413,7 @@ class DurableParts(FastParts):
             {name: RestoreStatistics(*found) for name, found in self.restore.progress().items()},
             {} if self.standbys is None else self.standbys.lags(),
             dict(self.retries.failing),
+            dict.fromkeys(self.away, "it cannot be reached") | self._outputs.context.failing(),
         )
 
     @property
@@ -442,12 +445,16 @@ class DurableParts(FastParts):
         """Write all changes, and end the run of the job if all its tasks are done."""
         await self._outputs.wait_acknowledged()
         await self.committer.wait_written(self._partitions.tasks.values())
-        await self._outputs.context.wait_published()
+        await self._outputs.context.publish_last()
         await self.committer.wait_written(self._partitions.tasks.values())
-        if self._loop.stopped_itself:
+        if self._loop.stopped_itself and not self._outputs.context.unpublished():
             live = bool(live_of(self._app))
             names = [task.name for task in self._model.tasks if live or task.ssps]
             await self.committer.end_run(names)
+
+    def check_published(self) -> None:
+        if self._loop.stopped_itself:
+            self._outputs.context.check_published()
 
     async def commit_ended(self, tasks: Iterable[Task]) -> None:
         """Begin nothing more, and commit each task of which no handler is running."""

@@ -45,7 +45,8 @@ class FastParts:
 
     ``counts`` are the numbers of partitions of its inputs, by system and stream, and ``identities``
     their ids. ``durable`` are the streams whose producers' numbers are in commits. ``failing`` says
-    why state cannot be read or written now and is tried again, by task; "" is the start.
+    why state cannot be read or written now and is tried again, by task; "" is the start. ``away``
+    are the systems that cannot be reached.
     """
 
     keeps = False  # state
@@ -55,6 +56,7 @@ class FastParts:
         self.identities: dict[tuple[str, str], str] = {}
         self.durable: Collection[str] = ()
         self.failing: Mapping[str, str] = {}
+        self.away: set[str] = set()
         self.cuts: Cuts  # set by those who make it
         self.rest: Rest | None = None  # of the loop, to measure what commits cost
         self.committer: Committer | NoCommits = NoCommits()
@@ -121,6 +123,9 @@ class FastParts:
     async def stop_reading(self) -> None: ...
 
     async def end_run(self) -> None: ...
+
+    def check_published(self) -> None:
+        """Raise S4Error if the app has ended itself, and has not published all that it wrote."""
 
     async def commit_ended(self, tasks: Iterable[Task]) -> None: ...
 

@@ -135,6 +135,11 @@ class PartitionFeed:
         """Events to the last known end of the partition; None while the end is unknown."""
         return None if self._reader is None else self._reader.lag
 
+    @property
+    def uncommitted(self) -> int:
+        """Records behind an open transaction, which only some systems have."""
+        return getattr(self._reader, "uncommitted", 0)
+
     def unprocessed(self, safe: int) -> int | None:
         """Events from ``safe`` to the last known end of the partition; None while it is unknown."""
         lag, reader = self.lag, self._reader

@@ -85,7 +85,7 @@ class SystemConsumers:
 
     Every task reads the ``broadcast`` partitions. ``name`` is the job. ``progress`` is by task and
     partition. ``grown`` streams have more partitions than at first, so their events may not be in
-    the partition of their key.
+    the partition of their key. ``away`` gets the systems that cannot be reached.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class SystemConsumers:
         broadcast: Collection[SystemStreamPartition],
         name: str,
         grown: Mapping[str, int],
+        away: set[str],
     ) -> None:
         self.progress: dict[int, dict[SystemStreamPartition, InputProgress]] = {}
         self.dead_letters = dead_letters
@@ -122,7 +123,7 @@ class SystemConsumers:
         self._reading = 0  # partitions, including those whose reader is closing
         self._scopes: set[trio.CancelScope] = set()
         self._quiet = trio.lowlevel.ParkingLot()
-        self._away: set[str] = set()  # systems that cannot be reached
+        self._away = away
         self._partitioner = partitioner
         self._routed: list[InputStream] = []  # by their producers, as the settings say
         self._keyed: dict[str, Keyed] = {}
@@ -409,7 +410,9 @@ class SystemConsumers:
             for ssp, progress in inputs.items():
                 feed = self._feeds.get(ssp)
                 lag = None if feed is None else feed.unprocessed(progress.safe)
-                yield ProgressStatistics(names[task], *ssp, progress.safe, progress.committed, lag)
+                held = 0 if feed is None else feed.uncommitted
+                place = progress.safe, progress.committed
+                yield ProgressStatistics(names[task], *ssp, *place, lag, held)
 
     # -- room --------------------------------------------------------------------------------
 

@@ -15,17 +15,19 @@ the number of the last commit in it. The next commit deletes the rows. An exampl
     kill -9                                the rows of 6 are still in the state
     the next owner opens, reads 6          and deletes them
 
-Opening a receiver decides what was under way and fences former owners, so after it the marker is
-final. There is one way after a start and after any error: open again, check the claim, read the
-marker, drop what it has, publish the rest. The outcome of a transaction that failed is never
-guessed.
+Opening a receiver decides whether the open transaction was committed, and fences former owners, so
+after it the marker is final. There is one way after a start and after any error: open again, check
+the claim, read the marker, drop what it has, publish the rest. The outcome of a transaction that
+failed is never guessed.
 
-The claim is checked *after* opening. An owner that claims later also opens later, and fences the
-former one. A former owner that opens late finds its claim gone.
+The claim is checked *after* opening. A former owner that has opened before the next one is fenced
+by it. One that opens later fences the next owner, but finds its own claim gone; the next owner
+finds its claim valid, and opens again. An example:
 
     A is paused within a transaction       B claims, opens: A's transaction is aborted
     B publishes 6; A wakes up              its transaction is refused; it opens again, and finds
                                            that its claim is gone
+    B begins 7                             it is refused; B opens again, and publishes 7
 
 Numbers belong to a *life*. A task that goes back to a savepoint begins another life at the number
 of the savepoint. What it had published since does not count in that life, and comes again. A task
@@ -174,7 +176,10 @@ class Outlet:
         Raises MarkerError if that contradicts our state, TaskFenced if a later owner has published.
         """
         assert self.state is State.OPENING
-        self._settle(self._published_of(marker))
+        published = self._published_of(marker)
+        if published > self.settled or not self.waiting:
+            self.failing_since, self._pause = None, FIRST_PAUSE  # the last transaction was ours
+        self._settle(published)
         self.state = State.OPEN
         return self.settled
 

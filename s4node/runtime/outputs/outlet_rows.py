@@ -8,11 +8,12 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from s4node.errors import S4Error
 from s4node.net.egress.outbox_rows import Rows
 from s4node.offsets.system import OutputRecord
 from s4node.runtime.outputs.outlet import Batch, Saved
@@ -46,6 +47,22 @@ def outlets_in(rows: Rows) -> dict[str, OutletRows]:
         else:
             found[name] = OutletRows(_saved(value), [])
     return found
+
+
+def check_homes(task: str, found: Mapping[str, OutletRows], homes: Mapping[str, str]) -> None:
+    """Raise S4Error if records wait for a stream that the app no longer writes to their system.
+
+    ``homes`` has the system of each stream.
+    """
+    for system, (saved, batches) in found.items():
+        waiting = (each.data for each in batches if each.number > saved.settled)
+        for stream in {record.stream for data in waiting for record in read_records(data)}:
+            if homes.get(stream) != system:
+                raise S4Error(
+                    f"task {task!r} has records for stream {stream!r} that are not published to "
+                    f"system {system!r}, and the app no longer writes that stream there; run the "
+                    f"version of the app that does until it stops in order"
+                )
 
 
 def saved_row(system: str) -> bytes:

@@ -7,11 +7,14 @@ Rules
 - The rest is decided by :mod:`s4node.runtime.outputs.outlet`. Each outlet has a trio task, which
   does what it decides.
 - An error of a receiver that does not pass stops the container.
+- A stop waits for all outlets at the same time, as long as something is published. Then nothing
+  more is: others may own the tasks. Records that are left are an error if the app has ended itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -24,7 +27,6 @@ from s4node.events.event import footprint
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
-from s4node.net.egress.outbox_rows import Rows
 from s4node.offsets.system import Receiver, ReceivingSystem
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.run_loop import RunLoop
@@ -51,14 +53,20 @@ from s4node.systems.registry import Systems
 
 log = get_logger("s4node.runtime")
 
-_AT_ONCE = 1024
-"""The most records of a row."""
+_AT_ONCE = 128
+"""The most records of a row: the commit looks at the clock and for a cancellation after each."""
 
 _LOG_SECONDS = 5.0
 """A receiver that fails for longer is logged."""
 
 _GIVE_UP_SECONDS = 5.0
 """A container that stops leaves the rows to the next owner if nothing is published for so long."""
+
+_ANSWER_SECONDS = 5.0
+"""The time in which systems are asked for the streams, at the start."""
+
+_CLOSE_SECONDS = 1.0
+"""A receiver that does not close in this time is left to its threads."""
 
 
 class Fences(Protocol):
@@ -79,6 +87,18 @@ def receiving(systems: Systems, stream: OutputStream) -> ReceivingSystem:
         )
     found: ReceivingSystem = system
     return found
+
+
+async def check_outlets(systems: Systems, streams: Iterable[OutputStream]) -> None:
+    """Raise UnknownStream if a stream that tasks write does not exist.
+
+    A system that is away is not waited for: the records for it wait in the state.
+    """
+    with trio.move_on_after(_ANSWER_SECONDS) as patience:
+        for stream in streams:
+            await systems[stream.system].partitions(stream.name)
+    if patience.cancelled_caught:
+        log.warning("records wait, for a system does not answer", system=stream.system)
 
 
 class TaskOutlet:
@@ -106,9 +126,11 @@ class TaskOutlet:
         self._pending: list[tuple[str, list[Any]]] = []
         self._pending_bytes = 0
         self._taken: list[tuple[str, list[Any]]] = []  # by the current commit
+        self._encoded = 0  # events of the first of these
         self._part = 0
         self._made: list[Batch] = []  # in rows of commits that are not written
         self._rows = places_of(rows.batches)
+        self.failure = ""  # why the receiver has failed for a while
         if rows.saved.settled:
             self._delete_settled()
 
@@ -133,8 +155,8 @@ class TaskOutlet:
     @property
     def unpublished(self) -> int:
         """The records that wait, in commits or for one."""
-        waiting = (*self._pending, *self._taken)
-        return self.outlet.events + sum(len(events) for _, events in waiting)
+        waiting = sum(len(events) for _, events in (*self._pending, *self._taken))
+        return self.outlet.events + waiting - self._encoded
 
     # -- commits -------------------------------------------------------------------------------
 
@@ -142,7 +164,7 @@ class TaskOutlet:
         self._taken, self._pending = [*self._taken, *self._pending], []
         self._pending_bytes = 0
         if self._taken:
-            count = sum(len(events) for _, events in self._taken)
+            count = sum(len(events) for _, events in self._taken) - self._encoded
             before = self._saved
             self._saved = Saved(
                 before.lives, before.number + 1, self.outlet.settled, before.records + count
@@ -157,16 +179,17 @@ class TaskOutlet:
         if not self._taken:
             return False
         stream, events = self._taken[0]
-        share, rest = events[:_AT_ONCE], events[_AT_ONCE:]
-        data = written(self._writers[stream].write(share, now_ms()))
+        share = events[self._encoded : self._encoded + _AT_ONCE]
+        records = self._writers[stream].write(share, now_ms())
+        data = written(records)
         number, add = self._saved.number, self._state.changes.add
         add(batch_row(self.system, number, self._part), data)
         self._rows.append((number, self._part))
-        self._made.append(Batch(number, data, len(share)))
+        self._made.append(Batch(number, data, len(records)))
         self._part += 1
-        if rest:
-            self._taken[0] = stream, rest
-        else:
+        self._encoded += len(records)
+        if self._encoded == len(events):
+            self._encoded = 0
             del self._taken[0]
         if not self._taken:
             add(saved_row(self.system), written(self._saved))
@@ -186,7 +209,8 @@ class TaskOutlet:
     def roll_back(self, state: TaskState) -> None:
         """Roll back to the last commit, whose rows are in ``state``."""
         self._state = state
-        self._pending, self._taken, self._made, self._pending_bytes = [], [], [], 0
+        self._pending, self._taken, self._made = [], [], []
+        self._pending_bytes = self._encoded = 0
         found = outlets_in(state.rows(OUTLET)).get(self.system)
         lives, batches = self._saved.lives, [] if found is None else found.batches
         self._saved = Saved(lives) if found is None else found.saved
@@ -218,7 +242,7 @@ class TaskOutlet:
                 while True:
                     await self._do(self.outlet.step(trio.current_time()), fences, loop)
             finally:
-                with trio.CancelScope(shield=True):
+                with trio.move_on_after(_CLOSE_SECONDS, shield=True):
                     await self.receiver.close()
 
     async def _do(self, step: Open | Publish | Wait, fences: Fences, loop: RunLoop) -> None:
@@ -242,22 +266,26 @@ class TaskOutlet:
                         commits=outlet.before,
                     )
             else:
-                records = [each for batch in step.batches for each in read_records(batch.data)]
-                await self.receiver.transact(records, step.marker)
+                records = (each for batch in step.batches for each in read_records(batch.data))
+                await self.receiver.transact(records, step.marker)  # which reads them in a thread
                 settled = outlet.published()
         except ReceiverLost as error:
-            self._log_failing(error)
+            self._note_failing(error)
             outlet.receiver_lost(trio.current_time())
             return
+        if outlet.failing_since is None:
+            self.failure = ""
         if settled > self._saved.settled:
             self._delete_settled()
             passing("outlet.settled")
             self._settled.unpark_all()
             loop.nudge()  # held streams may go on
 
-    def _log_failing(self, error: ReceiverLost) -> None:
+    def _note_failing(self, error: ReceiverLost) -> None:
+        """Note and log an error of a receiver that has failed for a while."""
         outlet, now = self.outlet, trio.current_time()
         if outlet.failing_since is not None and now - outlet.failing_since > _LOG_SECONDS:
+            self.failure = str(error)
             log.warning(
                 "records wait, for a system does not take them",
                 task=outlet.task,
@@ -267,8 +295,8 @@ class TaskOutlet:
                 reason=str(error),
             )
 
-    async def wait_published(self) -> None:
-        """Return once all durable records are published, or nothing was for some seconds."""
+    async def publish_last(self) -> None:
+        """Publish what is durable, until nothing was published for some seconds; then nothing."""
         outlet = self.outlet
         while outlet.waiting:
             with trio.move_on_after(_GIVE_UP_SECONDS) as patience:
@@ -280,7 +308,8 @@ class TaskOutlet:
                     system=self.system,
                     events=outlet.events,
                 )
-                return
+                break
+        self.scope.cancel()
 
 
 class _OnlyTasks:
@@ -309,7 +338,6 @@ class OutletContext(ChannelContext):
 
     fences: Fences
     loop: RunLoop
-    homes: dict[str, str]
     writers: dict[str, RecordWriter]
     receivers: dict[str, ReceivingSystem]
     nursery: trio.Nursery
@@ -340,11 +368,33 @@ class OutletContext(ChannelContext):
             task_status.started()
             await trio.sleep_forever()
 
-    async def wait_published(self) -> None:
-        for channels in list(self.tasks.values()):
-            if isinstance(channels, TaskOutlets):
-                for each in list(channels.outlets.values()):
-                    await each.wait_published()
+    async def publish_last(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for each in self._outlets():
+                nursery.start_soon(each.publish_last)
+
+    def failing(self) -> dict[str, str]:
+        return {each.system: each.failure for each in self._outlets() if each.failure}
+
+    def check_published(self) -> None:
+        if left := self.unpublished():
+            found = ", ".join(f"{left[name]:,} for system {name!r}" for name in sorted(left))
+            raise S4Error(
+                f"app {self.app.name!r} has ended itself, and some of its records are not "
+                f"published: {found}. They are in its state: start it again, and it publishes them "
+                f"and ends"
+            )
+
+    def unpublished(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for each in self._outlets():
+            found[each.system] += each.unpublished
+        return +found
+
+    def _outlets(self) -> list[TaskOutlet]:
+        all_channels = self.tasks.values()
+        found = [each for each in all_channels if isinstance(each, TaskOutlets)]
+        return [outlet for each in found for outlet in each.outlets.values()]
 
 
 class TaskOutlets(TaskChannels):
@@ -355,10 +405,13 @@ class TaskOutlets(TaskChannels):
         self.outlets: dict[str, TaskOutlet] = {}
         self._shared = context
 
-    def restore(self, rows: Rows) -> None:
-        super().restore(rows)
-        for system, found in outlets_in(self._state.rows(OUTLET)).items():
-            self._outlet(system, found)
+    def _restore_outlets(self, found: Mapping[str, OutletRows]) -> None:
+        super()._restore_outlets(found)
+        for system in found.keys() & self._shared.receivers.keys():
+            self._outlet(system, found[system])
+            for stream, home in self._shared.homes.items():
+                if home == system:
+                    self._watch(stream, system)
 
     def _outlet(self, system: str, rows: OutletRows | None = None) -> TaskOutlet:
         shared, task = self._shared, self._task
@@ -379,8 +432,14 @@ class TaskOutlets(TaskChannels):
 
     def revoke(self) -> None:
         super().revoke()
+        for stream, system in self._shared.homes.items():
+            self._shared.pipeline.unwatch(stream, self._holder_at(stream, system))
         for each in self.outlets.values():
             each.scope.cancel()
+
+    def _holder_at(self, stream: str, system: str) -> tuple[int, str]:
+        """The place of an outlet among those that may hold a stream."""
+        return self._task.partition, channel_name(stream, system)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -389,12 +448,15 @@ class TaskOutlets(TaskChannels):
         if system is None:
             super().send(carrier, events)
             return
-        outlet, partition = self._outlet(system), self._task.partition
-        outlet.put(stream, list(events))
-        self._shared.effects.commit_within(partition, 0.0)
+        self._outlet(system).put(stream, list(events))
+        self._shared.effects.commit_within(self._task.partition, 0.0)
+        self._watch(stream, system)
+
+    def _watch(self, stream: str, system: str) -> None:
+        """Hold the streams that lead to a full outlet, for as long as it is full."""
+        outlet = self.outlets[system]
         if outlet.holds:
-            name = channel_name(stream, system)
-            self._shared.pipeline.watch(stream, (partition, name), outlet)
+            self._shared.pipeline.watch(stream, self._holder_at(stream, system), outlet)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
         yield from super().statistics()

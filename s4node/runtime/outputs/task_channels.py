@@ -23,6 +23,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,12 +70,13 @@ from s4node.runtime.outputs.channels import (
     parts_of,
     sent_before,
 )
+from s4node.runtime.outputs.outlet_rows import OutletRows, check_homes, outlets_in
 from s4node.runtime.outputs.output_carrier import OutputCarrier
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.task.task import Task
 from s4node.state import task_state
 from s4node.state.job import LIFE, SENT
-from s4node.state.rows import OUTBOX
+from s4node.state.rows import OUTBOX, OUTLET
 
 log = get_logger("s4node.runtime")
 
@@ -101,6 +103,7 @@ class ChannelContext:
     carriers: Mapping[str, OutputCarrier] = field(init=False)
     tasks: dict[int, TaskChannels] = field(default_factory=dict)
     owners: tuple[Sequence[str], int, str] = ((), -1, "")
+    homes: dict[str, str] = field(default_factory=dict)  # the systems of streams that lead to one
 
     @property
     def cluster(self) -> str:
@@ -114,8 +117,19 @@ class ChannelContext:
         """Run beside the tasks until cancelled."""
         task_status.started()
 
-    async def wait_published(self) -> None:
-        """Return once what tasks have written to systems is there, as far as these answer."""
+    async def publish_last(self) -> None:
+        """Publish what tasks have written to systems, as far as these answer; then nothing more."""
+
+    def failing(self) -> dict[str, str]:
+        """The systems that have taken no records for a while, and why."""
+        return {}
+
+    def check_published(self) -> None:
+        """Raise S4Error if records are not published."""
+
+    def unpublished(self) -> Counter[str]:
+        """The records that are not published, by system."""
+        return Counter()
 
 
 @dataclass(eq=False, repr=False)
@@ -162,6 +176,7 @@ class TaskChannels:
         """Begin with the rows that the task's previous owner has left."""
         context, task = self._context, self._task
         task.processor.times.puts.on_passed_on = self._tell_times
+        self._restore_outlets(outlets_in(self._state.rows(OUTLET)))
         for name, mine in channels_of(rows).items():
             stream, consumer = parts_of(name)
             if stream not in context.app.streams:
@@ -174,6 +189,10 @@ class TaskChannels:
                 self._channel(name, mine)
             else:
                 self._unclaimed[name] = Unclaimed(mine, *weight_of(mine))
+
+    def _restore_outlets(self, found: Mapping[str, OutletRows]) -> None:
+        """Raise S4Error if records wait for a system to which the app no longer writes."""
+        check_homes(self._task.name, found, self._context.homes)
 
     def roll_back(self, task: Task, state: task_state.TaskState) -> None:
         """Roll back to the last commit for ``task``, which replaces a failed one.

@@ -81,6 +81,18 @@ def test_after_an_error_it_is_opened_again_with_pauses_that_grow() -> None:
     assert isinstance(outlet.step(now), Publish)
 
 
+def test_an_opening_that_finds_all_published_ends_the_trouble() -> None:
+    outlet = written(opened(None), 1)
+    outlet.step(0)
+    outlet.receiver_lost(1)  # the answer was lost, not the transaction
+    outlet.step(9)
+    outlet.receiver_opened(Marker(LIFE, 1, fence=1))
+    assert outlet.failing_since is None
+    written(outlet, 2).step(100)
+    outlet.receiver_lost(100)
+    assert (outlet.failing_since, outlet.step(100)) == (100, Wait(100 + FIRST_PAUSE))
+
+
 # --- the table: what an owner finds when it opens -------------------------------------------------
 
 
