@@ -212,7 +212,7 @@ class World:
         verdict = wire.Verdict("ticks", wire_.producer, tuple(lane.ruling() for lane in lanes))
         if busy:
             for lane in lanes:
-                lane.not_told()
+                lane.not_sent()
             return
         frames = [*wire_.answers, *([wire.encode_frame(verdict)] if lanes else [])]
         wire_.answers.clear()

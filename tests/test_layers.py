@@ -63,18 +63,18 @@ RIDDLES_LEFT = 0
 # Words of a first draft, and how often each is left, also as a part of a name. Write acknowledge,
 # report, log, announce or print for the first row; in the others variables follow their classes.
 FORMER_WORDS = {
-    "tell|tells|telling|told|untold|hear|hears|heard": 249,
+    "tell|tells|telling|told|untold|hear|hears|heard": 19,
     "depot|shipment": 0,
-    "front": 7,
+    "front": 0,
     "timetable": 0,
-    "under_way": 2,
+    "under_way": 0,
     "examination": 0,
-    "heir|heirs|owed|insist": 35,
+    "heir|heirs|owed|insist": 0,
     "keeping": 0,
-    "word|words": 67,
+    "word|words": 0,
 }
 # Docstrings that begin with Why, What or So many instead of the thing: it may only fall.
-QUESTIONS_LEFT = 13
+QUESTIONS_LEFT = 0
 # Names that mean the same everywhere, and how many others more than six classes have: as few.
 GENERIC = {"run", "start", "stop", "close", "send", "put", "add", "remove", "get", "read"}
 GENERIC |= {"open", "pause", "resume"}

@@ -132,7 +132,7 @@ def new_layout(
     problems = [
         *_singletons(former),
         *([] if stores_by_key else _stores(former)),
-        *_under_way(former, own),
+        *_unprocessed(former, own),
         *_different_facts(former),
         *_different_positions(former),
     ]
@@ -239,7 +239,7 @@ def _producers(
 def _closing(by_partition: Mapping[int, SavedProducer], partitions: int) -> Closing:
     return Closing(
         tuple(by_partition[p].number if p in by_partition else 0 for p in range(partitions)),
-        tuple((p, *each) for p, kept in sorted(by_partition.items()) for each in kept.untold),
+        tuple((p, *each) for p, kept in sorted(by_partition.items()) for each in kept.unreported),
         any(kept.skips for kept in by_partition.values()),
     )
 
@@ -274,7 +274,7 @@ def _stores(former: Iterable[FormerTask]) -> list[str]:
     ]
 
 
-def _under_way(former: Sequence[FormerTask], own: str) -> list[str]:
+def _unprocessed(former: Sequence[FormerTask], own: str) -> list[str]:
     """The events that a task has put for others, or for itself, and that are not processed."""
     by_partition = {task.partition: task for task in former}
     found: Counter[tuple[str, str]] = Counter()

@@ -270,7 +270,7 @@ def event_id() -> str:
 
     For handlers only. After a crash an uncommitted event is handled again with the same id: pass
     the id to external systems, so that they recognise a repetition. If several handlers of an
-    event, or several calls in one, use it, add something to tell them apart. Raises S4Error in
+    event, or several calls in one, use it, add something that differs. Raises S4Error in
     timers and windows, and for an event that the task itself has put.
     """
     now = handled.get()

@@ -85,7 +85,7 @@ class Lane:
     keep: Keep
     report: Callable[[Standing], None]
     queues: dict[str, deque[Waiting]] = field(default_factory=dict)
-    """Frames by producer; the producer at the front is next."""
+    """Frames by producer; the first producer is next."""
     asked: list[Done] = field(default_factory=list)  # trims to answer
     forgotten: list[tuple[Sequence[str], Done]] = field(default_factory=list)  # names to forget
     broken: S4Error | None = None  # a damaged file gets no housekeeping

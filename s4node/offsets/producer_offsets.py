@@ -24,28 +24,28 @@ class SavedProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     ``number`` is the next one. ``life`` is the latest of a program, or the highest fence that an
     owner of the task has used, and ``incarnation`` names its process. ``own_id``: later lives use
-    the same id. ``untold`` are refusals that the producer may not know: number, count, reason, and
-    whether the events were shed. After a savepoint was gone back to, the producer may go on at any
-    number up to ``skips``: the loss of the events between was accepted.
+    the same id. ``unreported`` are refusals that the producer may not know: number, count, reason,
+    and whether the events were shed. After a savepoint was gone back to, the producer may go on at
+    any number up to ``skips``: the loss of the events between was accepted.
     """
 
     number: int
     life: int = 0
     incarnation: str = ""
     own_id: bool = False
-    untold: tuple[tuple[int, int, str, bool], ...] = ()
+    unreported: tuple[tuple[int, int, str, bool], ...] = ()
     skips: int = 0
 
 
 class Closing(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A producer's final ``numbers`` in a layout that has ended, by partition.
 
-    ``untold`` are refusals that the producer may not know: partition, number, count, reason, and
-    whether the events were shed. ``lossy``: the producer got higher numbers, and may go on.
+    ``unreported`` are refusals that the producer may not know: partition, number, count, reason,
+    and whether the events were shed. ``lossy``: the producer got higher numbers, and may go on.
     """
 
     numbers: tuple[int, ...]
-    untold: tuple[tuple[int, int, int, str, bool], ...] = ()
+    unreported: tuple[tuple[int, int, int, str, bool], ...] = ()
     lossy: bool = False
 
 

@@ -217,7 +217,7 @@ def check_name(name: str) -> None:
     if not name or safe_name(name) != name or name.endswith(".tmp"):
         raise ConfigError(
             f"{name!r} cannot be the name of a savepoint; use letters, digits and . _ -, with no "
-            f"dot in front, and no .tmp at the end"
+            f"dot at the start, and no .tmp at the end"
         )
     named_folder(Path(), name)  # raises if it is too long
 

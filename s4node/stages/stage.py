@@ -1,4 +1,4 @@
-"""A stage: a bounded queue of batches in front of something that processes them. Pure.
+"""A stage: a bounded queue of batches before something that processes them. Pure.
 
 Rules
 - A batch that is processed stays at the head of the queue until it is finished.

@@ -56,7 +56,7 @@ EPOCH_OF = "epoch of "
 
 
 def safe_name(name: str) -> str:
-    """A folder name for ``name``: letters, digits and ``._-`` stay, except a dot in front.
+    """A folder name for ``name``: letters, digits and ``._-`` stay, except a dot at the start.
 
     So different names have different folders, and no name leads out of its folder.
     """

@@ -99,8 +99,9 @@ def _no_app(stream: str, reads: bool) -> str:
 def is_busy(container: Container) -> bool:
     """Return True if events are on their way in a container, or from it."""
     parts = container.parts
-    sent = parts.outputs.outboxes()
-    return not parts.loop.idle or any(each.depth for each in sent) or bool(parts.outputs.owed())
+    outputs = parts.outputs
+    sent = any(each.depth for each in outputs.outboxes())
+    return not parts.loop.idle or sent or bool(outputs.unacknowledged())
 
 
 def waiting_in(container: Container) -> int:

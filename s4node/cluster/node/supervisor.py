@@ -84,7 +84,7 @@ class ContainerProcess:
         self.address = ""
         """The address on which it listens; empty while it is not ready."""
         self.is_settled = False
-        """True once it has had the partitions that other members owed it when it started."""
+        """True once it has the partitions that others were to hand over when it started."""
         self.prepared: supervisor_protocol.Prepared | None = None
         self.statistics: ContainerStatistics | None = None
         self.own_metrics: list[Sample] = []

@@ -106,7 +106,7 @@ class Ready(Message, tag="ready", frozen=True):
 
 
 class Settled(Message, tag="settled", frozen=True):
-    """From a container, after Ready: it has the partitions that other members owed it."""
+    """From a container, after Ready: it has the partitions that others were to hand over."""
 
 
 class Failed(Message, tag="failed", frozen=True):

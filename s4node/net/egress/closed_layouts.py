@@ -141,15 +141,15 @@ def placing(
 
 
 def last_ruling(ended: Closing, partition: int) -> wire.Ruling:
-    """The last word about a lane of a layout that has ended."""
+    """The final ruling on a lane of a layout that has ended."""
     final = ended.numbers[partition] if partition < len(ended.numbers) else 0
-    told = [each[1:] for each in ended.untold if each[0] == partition]
-    refused = tuple(each[:3] for each in told if not each[3])
-    shed = tuple(each[:3] for each in told if each[3])
+    unreported = [each[1:] for each in ended.unreported if each[0] == partition]
+    refused = tuple(each[:3] for each in unreported if not each[3])
+    shed = tuple(each[:3] for each in unreported if each[3])
     return wire.Ruling(partition, wire.REFUSED, final, 0, final, refused, "", shed)
 
 
-def told_closings(headers: wire.Headers) -> Closings:
+def closings_in(headers: wire.Headers) -> Closings:
     """The layouts that have ended, from a node's hello; none if a peer sent anything else."""
     try:
         return msgspec.convert(headers.get(wire.CLOSED, ()), Closings, strict=False)
@@ -157,7 +157,7 @@ def told_closings(headers: wire.Headers) -> Closings:
         return ()
 
 
-def told_layout(headers: wire.Headers) -> int | None:
+def layout_in(headers: wire.Headers) -> int | None:
     """The number of the layout in a node's hello, if any."""
     number = headers.get(wire.LAYOUT)
     return number if isinstance(number, int) and number >= 0 else None

@@ -47,7 +47,7 @@ class Emitter:
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[str, trio.CancelScope] = {}
         self._sole: Link | None = None
-        self._insists = False
+        self._ignores_drain = False
 
     # -- for producers -----------------------------------------------------------------------
 
@@ -110,12 +110,12 @@ class Emitter:
     @property
     def last_drain(self) -> str:
         """Which node that events are to go to takes none, and why, as it said last; or empty."""
-        told = (
+        reasons = (
             f"{at} takes no more: {link.last_drain}"
             for at, link in self.links.items()
             if link.last_drain and any(route.lanes for route in link.routes)
         )
-        return next(told, "")
+        return next(reasons, "")
 
     def send_soon(self) -> None:
         """Send a new event, at once if nothing else is being sent."""
@@ -137,15 +137,15 @@ class Emitter:
             link.hurry()
 
     def finish(self) -> None:
-        """Tell the nodes that no more events will come on any stream."""
+        """Announce to the nodes that no more events will come on any stream."""
         for link in self.links.values():
             link.finish()
 
-    def insist(self) -> None:
+    def ignore_drain(self) -> None:
         """Send to draining nodes, too, from now on."""
-        self._insists = True
+        self._ignores_drain = True
         for link in self.links.values():
-            link.insists = True
+            link.ignores_drain = True
             link.wake()
 
     async def wait_quiet(self) -> None:
@@ -217,7 +217,7 @@ class Emitter:
                         queue_size=self._queue_size,
                         emitter=self,
                     )
-                    link.insists = self._insists
+                    link.ignores_drain = self._ignores_drain
                     if self._nursery is not None:
                         self._start(route.address, link)
                 if route not in link.routes:

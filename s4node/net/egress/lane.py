@@ -4,8 +4,8 @@ Rules
 - A lane sends only below its credit limit. It keeps every frame until the node has acknowledged all
   of its events, and resends it, byte for byte, when the node says "expected n" and after a
   reconnect.
-- If events have a time, the owners of lanes are told the latest one: later events are not much
-  older. A lane's owner is told once all earlier events of the lane were sent.
+- If events have a time, the latest one is reported to the owners of lanes: later events are not
+  much older. A lane's owner gets it once all earlier events of the lane were sent.
 - From an earlier life of its producer, a lane has the committed frames and their numbers.
 - Between nodes of a cluster, a lane knows which producers outside have sent the waiting events, in
   runs, and a frame says so. It costs nothing if all events are the app's own.
@@ -58,11 +58,11 @@ class Lane:
     next_number: int = 0
     upto: int = 0
     known: int = 0  # below this, an earlier life of this producer has settled numbers
-    life: int = 0  # the number of this life, as told by the owner
+    life: int = 0  # the number of this life, from the owner
     limit: int = 0
     released: int = wire.MAX_NUMBER  # frames from here on may not leave yet
-    told_time: float = -math.inf  # the time that its owner was told
-    told_idle: bool = False
+    reported_time: float = -math.inf  # to its owner
+    reported_idle: bool = False
     ahead: int = 0  # the cut of its owner, if ours is older: settled after ours
     settles: int = 0  # where that is
 
@@ -126,7 +126,7 @@ class Lane:
     def rewind(self, number: int) -> None:
         """Resend from the frame that holds ``number``."""
         self.cursor = sum(1 for frame in self.frames if frame.end <= number)
-        self.told_time = -math.inf
+        self.reported_time = -math.inf
 
     def resend(self, budget: int, settlement: Settlement) -> list[bytes]:
         """The kept frames from the cursor on that may be sent now, up to about ``budget`` bytes."""
@@ -247,9 +247,9 @@ class LatestTime:
     """The latest time of the events that were sent on ``stream``, or of what was said of them.
 
     ``field`` is None if events have no time, and empty if they have that of sending.
-    ``by_commits``: what is told is what the task that sends was at when its last commit began, and
+    ``by_commits``: the time is that of the task that sends when its last commit began, and
     ``coming`` follows with the next commit. ``idle`` says that nothing is waited for where the task
-    has its events from. If events have the time of sending, no later time is told than
+    has its events from. If events have the time of sending, no later time is reported than
     that before which nothing is sent any more, however far ahead the task's own event time is.
     """
 
@@ -302,11 +302,11 @@ class LatestTime:
         self.value = max(self.value, checked_watermark(time, now))
 
     @property
-    def told(self) -> float:
+    def reportable(self) -> float:
         return self.value if self.field or not self.by_commits else min(self.value, self._since)
 
     def reach_at_once(self, time: float) -> None:
-        """Tell a time without waiting for a commit."""
+        """Report a time without waiting for a commit."""
         self.value, self.idle = max(self.value, time), False
 
     def nothing_sent_before(self, since: float) -> None:
@@ -324,17 +324,17 @@ class LatestTime:
         self.value = max(self.value, self.coming)
 
     def leave(self) -> None:
-        """Tell that a program leaves, and may return. A task says nothing: it goes on elsewhere."""
+        """Report that a program leaves, and may return; not for a task: it goes on elsewhere."""
         self.idle = self.idle or not self.by_commits
 
-    def to_tell(self, lanes: Iterable[Lane]) -> list[Lane]:
-        """The lanes whose owners may be told the latest time now."""
+    def to_report(self, lanes: Iterable[Lane]) -> list[Lane]:
+        """The lanes whose owners may get the latest time now."""
         if self.field is None:
             return []
         return [
             lane
             for lane in lanes
-            if (lane.told_time < self.told or lane.told_idle != self.idle)
+            if (lane.reported_time < self.reportable or lane.reported_idle != self.idle)
             and lane.open
             and (self.by_commits or (not lane.pending and lane.cursor >= len(lane.frames)))
         ]

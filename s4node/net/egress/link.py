@@ -9,8 +9,8 @@ Rules
 - A lost connection is not an error: nng dials again, and the routes resend events without a
   verdict. What came before the loss is read first; read later, a hello would open lanes that lead
   nowhere.
-- A draining node gets no further events on this connection, unless we ``insist``: nodes that stop
-  together have to process what they still send to each other.
+- A draining node gets no further events on this connection, unless it ``ignores_drain``: nodes
+  that stop together have to process what they still send to each other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Link:
         self.address = address
         self.routes: list[NodeRoute] = []
         self.draining = ""
-        self.insists = False
+        self.ignores_drain = False
         self.last_drain = ""
         self._dialled = DialledPeer(address, log, credentials)
         self.answers = self._dialled.answers
@@ -88,7 +88,7 @@ class Link:
     @property
     def held(self) -> bool:
         """True if the node drains, so that nothing is sent to it."""
-        return bool(self.draining) and not self.insists
+        return bool(self.draining) and not self.ignores_drain
 
     @property
     def away(self) -> float:
@@ -147,7 +147,7 @@ class Link:
         self.wake()
 
     def finish(self) -> None:
-        """Tell the node that no more events will come on any stream, or none in this life."""
+        """Announce to the node that no more events will come, on any stream or in this life."""
         now_ms = int(clocks.wall() * 1000)
         for route in self.routes if not self.held else ():
             if route.ends:
@@ -317,7 +317,7 @@ class Link:
         return pause if time_due is None else min(pause, time_due)
 
     def _time_due(self) -> float | None:
-        """In how many seconds the node should be told a time; None if it need not."""
+        """In how many seconds a time should be reported to the node; None if it need not."""
         due = None
         for route in self.routes:
             if route.outbox.latest.field is not None and not route.outbox.error:

@@ -39,11 +39,11 @@ from s4node.net.egress.closed_layouts import (
     Put,
     PutOrder,
     closed_layouts,
+    closings_in,
     in_order,
     last_ruling,
+    layout_in,
     placing,
-    told_closings,
-    told_layout,
     unsettled_events,
 )
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
@@ -285,7 +285,7 @@ class Outbox:
         """
         if not 1 <= answer.partitions <= 4096:
             return f"the node claims {answer.partitions} partitions"
-        layout = told_layout(answer.headers)
+        layout = layout_in(answer.headers)
         changed = bool(self.lanes) and layout is not None and layout != self.layout
         if changed and (problem := self._change_layout(answer, layout or 0, again=again)):
             return problem
@@ -303,7 +303,7 @@ class Outbox:
             if self.types.taken is not None:  # classes may have been declared since the hello
                 self.types.reject_unfit(answer.types)
             self._open_layout(answer, layout)
-            closings = told_closings(answer.headers)
+            closings = closings_in(answer.headers)
             self.counted_before = sum(sum(each.numbers) for each in closings)
             self.closed = closed_layouts(closings, self._placing) if again else []
         return ""
@@ -311,7 +311,7 @@ class Outbox:
     # -- layouts -----------------------------------------------------------------------------
 
     def _open_layout(self, answer: wire.Hello, layout: int | None) -> None:
-        """Open the lanes that a node has told."""
+        """Open the lanes that a node has answered."""
         self.layout = layout
         self._order = PutOrder(answer.partitions) if self._returns and layout is not None else None
         self.open_lanes(answer.partitions, "")
@@ -326,7 +326,7 @@ class Outbox:
         if problem := self.settlement.prevents_layout(answer):
             return problem
         self.route()
-        ended, *between = told_closings(answer.headers) or (Closing(()),)
+        ended, *between = closings_in(answer.headers) or (Closing(()),)
         before, self.lanes = self.lanes, []
         left = [each for lane in before for each in self._uncounted(lane, ended, again=again)]
         order = self._order if self._router is not None and len(before) > 1 else None
@@ -406,8 +406,8 @@ class Outbox:
     def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Count refused and shed events once; a node repeats them after a reconnect."""
         stream, at = self.stream, lane.partition
-        for shed, told in ((False, ruling.exceptions), (True, ruling.shed)):
-            for first, count, reason in told:
+        for shed, found in ((False, ruling.exceptions), (True, ruling.shed)):
+            for first, count, reason in found:
                 new = lane.excepted.add(max(first, lane.upto), min(first + count, lane.next_number))
                 for number, end in new:
                     self._refused(Refusal(stream, at, number, reason, shed, end - number))

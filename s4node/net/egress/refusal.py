@@ -85,10 +85,10 @@ def _follows(last: Refusal, refusal: Refusal) -> bool:
 class Unsent:
     """The unsendable events of one task on one channel."""
 
-    __slots__ = ("_committing", "_own_committing", "_own_unsaved", "_since", "_told")
+    __slots__ = ("_committing", "_due", "_own_committing", "_own_unsaved", "_since")
 
     def __init__(self) -> None:
-        self._told: list[Refusal] = []  # to report now
+        self._due: list[Refusal] = []  # to report now
         self._since: Refusal | None = None  # since the last commit
         self._committing: Refusal | None = None  # of the current commit
         self._own_committing: Refusal | None = None  # own events, not saved by that one
@@ -113,28 +113,28 @@ class Unsent:
         """End the commit; report its events if it was written."""
         if written:
             self._own_unsaved = self._own_committing
-            self._tell(self._committing)
+            self._report(self._committing)
         else:
             self._since = _together(self._committing, self._since)
         self._committing = None
 
     def roll_back(self) -> None:
         """Roll back to the last commit."""
-        self.tell_lost()
+        self.report_lost()
         self._since = self._committing = None
 
-    def tell_lost(self) -> None:
+    def report_lost(self) -> None:
         """Report the unsaved own events, which are lost now."""
-        self._tell(self._own_unsaved)
+        self._report(self._own_unsaved)
         self._own_unsaved = None
 
     def drain(self) -> list[Refusal]:
-        told, self._told = self._told, []
-        return told
+        due, self._due = self._due, []
+        return due
 
-    def _tell(self, refusal: Refusal | None) -> None:
+    def _report(self, refusal: Refusal | None) -> None:
         if refusal is not None:
-            self._told.append(refusal)
+            self._due.append(refusal)
 
 
 def _together(first: Refusal | None, further: Refusal | None) -> Refusal | None:

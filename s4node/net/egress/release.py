@@ -144,8 +144,8 @@ class ByExecutor(AtOnce):
         stage.highest = max(stage.highest, self.depth)
         return count - room
 
-    def tell_time(self, time: float) -> None:
-        """Tell receivers that what is taken from now on is not older than ``time``."""
+    def report_time(self, time: float) -> None:
+        """Report to receivers that what is taken from now on is not older than ``time``."""
         if self._times and self._times[-1][0] == self.stage.admitted:
             self._times.pop()
         self._times.append((self.stage.admitted, time))

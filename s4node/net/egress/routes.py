@@ -4,7 +4,7 @@ Rules
 - There is a route to each node that may own partitions. A lane uses the route to the owner of its
   partition. The answers to hellos name the owners, which may change; the list with the higher epoch
   wins. If an app was removed and deployed again, its epochs begin anew, with another origin: of two
-  origins, the one heard of later wins.
+  origins, the one that came later wins.
 - ``hello`` goes first: a lane sends nothing before its owner has answered with a position.
 - The answer to a hello opens the lanes that the node owns, and names the owners of the others. A
   node also names them unasked when owners change; a new hello then opens lanes that moved to it.
@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from s4node.net.egress.closed_layouts import told_layout
+from s4node.net.egress.closed_layouts import layout_in
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
 from s4node.net.transport.linger import Sendable
@@ -56,11 +56,11 @@ _LOST = (
 class _Ownership:
     """The known owner of a partition."""
 
-    __slots__ = ("following", "route", "word")
+    __slots__ = ("following", "route", "version")
 
     def __init__(self) -> None:
         self.route: NodeRoute | None = None  # None if the owner is unknown
-        self.word = (0, -1)  # origin and epoch of the list that named it
+        self.version = (0, -1)  # origin and epoch of the list that named it
         self.following: NodeRoute | None = None  # next, once ``route`` has given the lane up
 
 
@@ -99,7 +99,7 @@ class Routes:
         self.over = False  # no later life follows
         self.leads: frozenset[str] = frozenset()  # inputs to which events may lead
         self._own_id = own_id
-        self._lines = {"": 0}  # by origin, in the order heard
+        self._lines = {"": 0}  # by origin, in the order of arrival
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
 
     def to(self, address: str) -> NodeRoute:
@@ -155,66 +155,66 @@ class Routes:
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
         """Take the list of owners of ``epoch``; ``""`` means no owner."""
-        word = self._word(epoch, origin)
+        version = self._version(epoch, origin)
         for lane, address in zip(self.outbox.lanes, owners, strict=False):
-            if word >= self._owners[lane.partition].word:
-                self._give(lane, self.to(address) if address else None, word)
+            if version >= self._owners[lane.partition].version:
+                self._give(lane, self.to(address) if address else None, version)
 
     def owned(self, lane: Lane, route: NodeRoute, epoch: int, origin: str) -> bool:
         """Take a node's claim of ``epoch`` to a lane; return False if another route keeps it."""
         owner = self._owners[lane.partition]
         if owner.route is route:
             return True
-        word = self._word(epoch, origin)
-        if word < owner.word:
+        version = self._version(epoch, origin)
+        if version < owner.version:
             return False  # a newer list names another owner
-        return self._give(lane, route, word)
+        return self._give(lane, route, version)
 
     def given_up(self, lane: Lane, owner: str = "") -> None:
         """Take a lane from a node that has given it up; it goes to the next known owner."""
         lane.close()
         now = self._owners[lane.partition]
         if now.following is not None:
-            self._move(lane, now.following, now.word)
+            self._move(lane, now.following, now.version)
         elif owner:
-            self._move(lane, self.to(owner), now.word)
+            self._move(lane, self.to(owner), now.version)
 
     def merge(self, route: NodeRoute, alias: str) -> None:
         """Drop other routes to the node of ``route``, which calls itself ``alias``."""
         for other in [each for each in self.by_address.values() if each is not route]:
             if alias in (other.address, other.alias):
                 for lane in list(other.lanes):
-                    self._move(lane, route, self._owners[lane.partition].word)
+                    self._move(lane, route, self._owners[lane.partition].version)
                 self.drop(other)
 
     def drop(self, route: NodeRoute) -> None:
         """Drop a route; its lanes wait for another owner."""
         for lane in list(route.lanes):
-            self._move(lane, None, self._owners[lane.partition].word)
+            self._move(lane, None, self._owners[lane.partition].version)
         for owner in self._owners.values():
             if owner.following is route:
                 owner.following = None
         self.by_address.pop(route.address, None)
         self.regrouped = True
 
-    def _word(self, epoch: int, origin: str) -> tuple[int, int]:
+    def _version(self, epoch: int, origin: str) -> tuple[int, int]:
         """The rank of a list of owners; the highest wins."""
         return self._lines.setdefault(origin, len(self._lines)), epoch
 
-    def _give(self, lane: Lane, route: NodeRoute | None, word: tuple[int, int]) -> bool:
+    def _give(self, lane: Lane, route: NodeRoute | None, version: tuple[int, int]) -> bool:
         """Move a lane to its owner's route; return False if it waits for the draining one."""
         owner = self._owners[lane.partition]
         before = owner.route
         if before is None or before is route or not (before.draining and lane.open):
-            self._move(lane, route, word)
+            self._move(lane, route, version)
             return True
-        owner.word, owner.following = word, route
+        owner.version, owner.following = version, route
         return False
 
-    def _move(self, lane: Lane, route: NodeRoute | None, word: tuple[int, int]) -> None:
+    def _move(self, lane: Lane, route: NodeRoute | None, version: tuple[int, int]) -> None:
         """Move a lane to its owner's route now."""
         owner = self._owners[lane.partition]
-        owner.word, owner.following = word, None
+        owner.version, owner.following = version, None
         if owner.route is not route:
             if owner.route is not None:
                 owner.route.lanes.remove(lane)
@@ -247,7 +247,7 @@ class NodeRoute:
     _frame_bytes: int = 0
     _unasked: int = 0  # bytes of frames since the last request for a verdict
     _reopened: bool = False  # lanes with events were, and not all has left that may
-    _told_time_ms: int = 0  # when it was last told a time
+    _reported_at_ms: int = 0  # when a time was last reported to it
     _first_lane: int = 0
 
     def __post_init__(self) -> None:
@@ -334,22 +334,22 @@ class NodeRoute:
         return box.sendable(self.lanes)
 
     def time_due(self, now_ms: int) -> float | None:
-        """In how many seconds the node should be told the latest time; None if it knows it."""
-        if not self.opened or not self.outbox.latest.to_tell(self.lanes):
+        """The seconds until the latest time should be reported to the node; None if it knows it."""
+        if not self.opened or not self.outbox.latest.to_report(self.lanes):
             return None
         # the absolute value: a clock that was set back does not hold the time up
-        return max(0, _TIME_MS - abs(now_ms - self._told_time_ms)) / 1000
+        return max(0, _TIME_MS - abs(now_ms - self._reported_at_ms)) / 1000
 
     def time_frames(self, now_ms: int) -> list[bytes]:
-        """The frame that tells the node the latest time, if one is due."""
+        """The frame with the latest time for the node, if one is due."""
         if self.time_due(now_ms) != 0:
             return []
         box, positions = self.outbox, []
-        for lane in box.latest.to_tell(self.lanes):
-            lane.told_time, lane.told_idle = box.latest.told, box.latest.idle
+        for lane in box.latest.to_report(self.lanes):
+            lane.reported_time, lane.reported_idle = box.latest.reportable, box.latest.idle
             positions.append((lane.partition, min(lane.next_number, lane.released)))
-        self._told_time_ms = now_ms
-        millis = math.floor(max(0.0, box.latest.told) * 1000)
+        self._reported_at_ms = now_ms
+        millis = math.floor(max(0.0, box.latest.reportable) * 1000)
         headers = {wire.IDLE: True} if box.latest.idle else {}
         report = wire.Watermark(box.stream, box.producer, millis, tuple(positions), headers)
         return [wire.encode_frame(report)]
@@ -358,7 +358,7 @@ class NodeRoute:
     def ends(self) -> bool:
         """True if the node may forget this producer when it has gone; else a later life goes on.
 
-        A node that has yet to answer may know an earlier life, so it is told only what was meant.
+        A node that has yet to answer may know an earlier life, so it gets only what was meant.
         """
         routes = self.routes
         may = routes.over or (self.opened and not (routes._own_id and routes.durable))
@@ -393,7 +393,7 @@ class NodeRoute:
             self._take_error(answer, declared)
             return
         self._learn(answer)
-        durable, layout = wire.DURABLE in answer.headers, told_layout(answer.headers)
+        durable, layout = wire.DURABLE in answer.headers, layout_in(answer.headers)
         has_none = durable and layout is None and len(box.lanes) != answer.partitions
         if has_none or (not answer.partitions and routes.nodes):
             self._wants_hello = not asked  # it may have partitions now
@@ -452,8 +452,8 @@ class NodeRoute:
         if not self.opened:
             new = [cls for cls in new if cls not in types.given]
         known = [cls for cls in new if cls in types.kinds]
-        told = bool(answer.types) and not answer.headers.get(wire.LOG)
-        unfit = types.unfit(known, answer.types) if told else []
+        described = bool(answer.types) and not answer.headers.get(wire.LOG)
+        unfit = types.unfit(known, answer.types) if described else []
         if unfit or (self.opened and known):
             box.reject(unfit or known, answer.error)
         return any(cls in types.rejected for cls in new)

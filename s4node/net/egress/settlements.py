@@ -6,7 +6,7 @@ Rules
   owner has acknowledged all of its events, so nothing is acknowledged that another process may
   still lose. Each frame asks the owner for a verdict, because the producer's credit is used up
   until then. Events that the owner refuses are refused to the producer, with the owner's reason.
-- The owner is told which producers have sent the events, and counts them, as those of any producer.
+- The owner learns which producers have sent the events, and counts them, as those of any producer.
   ``passed_on`` says how many they are, so that this node does not count them, too.
 - Commits of receivers, for events of tasks: the row of a frame is deleted, with the sender's next
   commit, once the owner of the partition has committed its events.
@@ -15,8 +15,8 @@ Rules
   other savepoints.
 - If an owner expects other numbers than were sent to it, that is an error: no number is used for
   two events.
-- A consuming app with a new number of partitions tells the final numbers of the former ones, or has
-  begun without state. Events that do not count are put again, in an outbox of another life.
+- A consuming app with a new number of partitions reports the final numbers of the former ones, or
+  has begun without state. Events that do not count are put again, in an outbox of another life.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from s4node.events.event import EventBatch
-from s4node.net.egress.closed_layouts import last_ruling, told_closings
+from s4node.net.egress.closed_layouts import closings_in, last_ruling
 from s4node.net.egress.lane import Forget, Lane, OutgoingFrame
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import ChannelRows, Committed, decoder_of, read_events
@@ -194,7 +194,7 @@ class ReceiversCommits(ChannelRows):
     # -- layouts -----------------------------------------------------------------------------
 
     def contradicts(self, lane: Lane, position: wire.Position) -> str:
-        """Why a lane cannot resume at its owner's position; empty if it can."""
+        """The reason why a lane cannot resume at its owner's position; empty if it can."""
         if lane.upto <= position.number <= lane.released:
             return ""
         box = self.box
@@ -213,7 +213,7 @@ class ReceiversCommits(ChannelRows):
 
     def prevents_layout(self, answer: wire.Hello) -> str:
         """Leave a new layout to another outbox, which the next commit has in place of this."""
-        closings = told_closings(answer.headers)
+        closings = closings_in(answer.headers)
         if closings:
             self._ended = closings[0]
             for lane, final in zip(self.box.lanes, self._ended.numbers, strict=False):

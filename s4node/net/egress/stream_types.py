@@ -1,10 +1,10 @@
 """The types of the events that a producer puts on a stream. Pure.
 
 Rules
-- Nodes are told a type before its first event.
+- Types are announced to nodes before their first event.
 - If a node has listed the types that the stream accepts, events of other types are rejected with
   the node's own reason, also if their class was declared before.
-- As long as there are frames of an earlier life, the types of those frames are told, too.
+- As long as there are frames of an earlier life, the types of those frames are announced, too.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class StreamTypes:
         self.taken = None if self.of_log or takes_any else answer.types
         self.renew_json(answer.types)
 
-    def renew_json(self, told: Sequence[TypeDecl]) -> None:
+    def renew_json(self, announced: Sequence[TypeDecl]) -> None:
         """Update the type of texts, of which a restarted node may have another version."""
         if JsonText in self.kinds:
-            for declared in told:
+            for declared in announced:
                 if declared.name == self.kinds[JsonText].name:
                     self.kinds[JsonText] = JsonType(declared)
 

@@ -4,7 +4,7 @@ Rules
 - A subscriber gets events from its hello on. The connection is the subscription: nothing is kept
   for a subscriber that has gone.
 - A subscriber never holds up the app. It misses events when its queue is full, and events that no
-  frame can hold; it is told how many.
+  frame can hold; the number is reported to it.
 - It gives credit as a node does, so a slow subscriber costs only its queue.
 """
 
@@ -25,7 +25,7 @@ class Subscriber:
     def __init__(self, hello: wire.Hello, types: Sequence[type], node: str, queue_size: int):
         self.stream = hello.stream
         self._no_room = 0
-        self._told = 0
+        self._reported = 0
         self._queue_size = queue_size
         self._outbox = Outbox(hello.stream, node, types=types, checked=True)
         self._outbox.open_lanes(1, "")
@@ -64,12 +64,12 @@ class Subscriber:
     @property
     def waits(self) -> bool:
         """True if there is something to send now."""
-        return bool(self._route.sendable.events) or self.missed != self._told
+        return bool(self._route.sendable.events) or self.missed != self._reported
 
     def frames(self, budget: int, now_ms: int) -> list[bytes]:
         out = self._route.frames(budget, now_ms)
-        if self.missed != self._told:
-            self._told = self.missed
+        if self.missed != self._reported:
+            self._reported = self.missed
             headers = {wire.MISSED: self.missed}
             out.append(wire.encode_frame(wire.Idle(self.stream, "", headers=headers)))
         return out

@@ -32,7 +32,7 @@ from s4node.net.wire import frame as wire
 class WithCommit(AtOnce):
     """The release of an outbox whose frames leave with commits, and whose settlement is ``rows``.
 
-    ``partitions`` is the stream's number of partitions, 0 if the consumer will tell it. ``clock``
+    ``partitions`` is the stream's number of partitions, 0 if the consumer announces it. ``clock``
     gives Unix time in ms. Tasks that put on the stream are held from ``bound`` unacknowledged bytes
     on.
     """

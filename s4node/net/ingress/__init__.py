@@ -1,7 +1,7 @@
 """The receiving side: accepts peers, admits their frames, and acknowledges them.
 
 ``listener`` has the sockets. ``admission`` decides by a frame's header whether it may enter, and
-what its producer is told; ``producer_lane`` has the position of one producer, ``settlement`` the
+what is answered; ``producer_lane`` has the position of one producer, ``settlement`` the
 commits that settle it, ``report`` what it was answered, ``flow`` the table of what its frames lead
 to, and ``Effects`` what is to be carried out after a turn. A ``roster`` remembers producers without
 a lane; ``commit_rows`` is that of commits.

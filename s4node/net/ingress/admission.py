@@ -211,7 +211,7 @@ class StreamAdmission:
             lane = self.lanes[hello.peer, partition]
             share = lane.share
             lane.limit = self.new_limit(lane, share)
-            lane.told(share)
+            lane.note_sent(share)
             numbers = lane.expected, lane.limit, lane.report.sent_upto, lane.life.number
             positions.append(wire.Position(partition, *numbers))
             if lane.report.urgent:
@@ -318,8 +318,8 @@ class StreamAdmission:
             lane.on(On.TAKEN)
         lane.gap_first = -1
         lane.expected = end
-        if lane.report.unheard:
-            lane.report.heard(end)
+        if lane.report.unconfirmed:
+            lane.report.confirm(end)
         if lane.period != self.period:
             lane.period = self.period
             lane.credit.active(lane)

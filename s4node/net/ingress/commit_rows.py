@@ -4,7 +4,7 @@ Rules
 - A lane's numbers are part of its task's commits, so a producer that keeps what is not settled can
   have every event counted once.
 - A lane begins at its saved row; without a row, where its producer says, which the hello reports.
-  If a producer has heard of a higher settled number than the row has, the state is older than it
+  If a producer knows of a higher settled number than the row has, the state is older than it
   was: the hello is refused as a loss.
 - A producer that resumes after a death and knows no numbers waits until all events of its earlier
   life are committed; the answer then holds, whatever happens next.
@@ -12,11 +12,11 @@ Rules
   next owner waits for it, although it may have sent nothing.
 - An end of stream removes a producer's rows. A program without an id of its own is also forgotten
   after an absence, counted while the partition is here; other programs and tasks never are.
-- Refusals that the producer may not have heard are in the row as well.
+- Refusals that the producer may not know are in the row as well.
 - A commit takes the numbers in the moment in which it takes the state, and only what is written is
   acknowledged.
 - Numbers belong to a layout (:mod:`s4node.offsets.producer_offsets`). A producer of an earlier one,
-  or of none, is told its final numbers, and begins at 0.
+  or of none, gets its final numbers, and begins at 0.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CommitRows(Roster):
     ) -> None:
         """Restore the rows, by producer, of a partition that is about to open.
 
-        Absences count from now: before, no owner could hear the producers.
+        Absences count from now: before, no owner could see the producers.
         """
         for producer, kept in rows.items():
             self._known[producer, partition] = Known(kept, now, closings.get(producer, ()))
@@ -263,8 +263,8 @@ class CommitRows(Roster):
         stages, unknown = self._admission.stages, self.unknown(hello)
         if hello is not said and stages and not closings:
             unknown = [each.partition for each in said.positions if each.number > 0]
-        told = {wire.UNKNOWN: unknown, wire.CLOSED: closings}
-        headers: wire.Headers = {name: value for name, value in told.items() if value}
+        closed = {wire.UNKNOWN: unknown, wire.CLOSED: closings}
+        headers: wire.Headers = {name: value for name, value in closed.items() if value}
         return headers | ({wire.LAYOUT: self.layout} if stages else {})
 
     def unsettled(self, hello: wire.Hello, now: float) -> bool:

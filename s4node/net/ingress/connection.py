@@ -1,11 +1,12 @@
-"""A node's connection to one peer: what it is told, and what it takes up.
+"""A node's connection to one peer: what it sends, and what it takes up.
 
 Rules
 - Verdicts are cumulative, so a verdict that a busy socket does not accept is made anew later: a
   peer that never reads costs only its socket.
 - From a peer that does not read its answers, or says hello too often, nothing more is read for a
   while.
-- A connection that is ended is told why, by a drain: its peer keeps its events and may come again.
+- A connection that is ended gets the reason, in a drain: its peer keeps its events and may come
+  again.
 - Whatever goes wrong while a peer is answered ends its connection only.
 """
 
@@ -69,7 +70,7 @@ class Waker:
 
 
 class Peers:
-    """What the connections of a listener share: limits, counts, and the log."""
+    """The limits, counts and log that the connections of a listener share."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Peers:
         connection.half_open = False
 
     def unwelcome(self, peer: Holder) -> str:
-        """Why a peer is not served, or no longer; empty if it is."""
+        """The reason why a peer is not served, or no longer; empty if it is."""
         assert self._credentials is not None
         return unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
 
@@ -146,7 +147,7 @@ class Connection:
         self.scope = trio.CancelScope()
         self.half_open = False  # its handshake of TLS goes on
         self.spoke = False  # a good frame has come
-        self.heard = clocks.steady()  # when it has sent something last, about
+        self.last_received = clocks.steady()  # when it has sent something last, about
         self.congested = False  # nothing more is read for now
         self._peers = peers
         self._hellos = Rate(peers.limits.hellos_per_second)
@@ -155,13 +156,13 @@ class Connection:
         self.unread_bytes = 0  # of answers
         self.waiting_bytes = 0  # of messages that are unfinished or not handled
         self.type_bytes = 0  # of declared types
-        self._told: set[str] = set()  # why it is read more slowly
+        self._slowed_for: set[str] = set()  # why it is read more slowly
         self.holder: Holder | None = None
         """Who the peer is, by its certificate; None if peers need none."""
         self._progress: tuple[object, float] = (None, 0.0)
 
     def add(self, lane: ProducerLane, now: float) -> None:
-        """Have the lane's producer told something, at once or with others."""
+        """Have the lane's producer answered, at once or with others."""
         if lane.pressing:
             self.pressing[lane] = None
         elif not self.dirty:
@@ -196,7 +197,7 @@ class Connection:
         return old or self.refusal(hello, len(admission.stages), others)
 
     def takes_over(self, before: object, hello: wire.Hello) -> None:
-        """Tell the connection ``before`` that its producer has opened the stream here."""
+        """Announce to the connection ``before`` that its producer has opened the stream here."""
         self.incarnation = hello.incarnation
         if not isinstance(before, Connection) or before is self:
             return
@@ -270,17 +271,17 @@ class Connection:
         if self.socket.unsent:  # make nothing that cannot be sent
             return now + _RETRY_SECONDS
         verdicts, count = self._verdicts(lanes)
-        told, later = lanes[:count], lanes[count:]
+        sent, later = lanes[:count], lanes[count:]
         self.pressing |= dict.fromkeys(later)  # they go with the next envelope
         if not self._send([*self.answers, *verdicts]):
-            for lane in told:
-                lane.not_told()
+            for lane in sent:
+                lane.not_sent()
             return now + _RETRY_SECONDS
         self.answers.clear()
         self._answer_bytes = 0
         if self.socket.unsent or self.unread_bytes:
             self._count_unread()
-        for lane in told:
+        for lane in sent:
             if not lane.report.urgent:
                 self._let_go(lane)
         if self.pressing:
@@ -315,8 +316,8 @@ class Connection:
                 break
         frames = []
         for (stream, producer), rulings in by_producer.items():
-            told = tuple(rulings.values())
-            verdict = wire.Verdict(stream, producer, told, headers=cuts_of(rulings))
+            given = tuple(rulings.values())
+            verdict = wire.Verdict(stream, producer, given, headers=cuts_of(rulings))
             frames.append(wire.encode_frame(verdict))
         return frames, count
 
@@ -356,10 +357,10 @@ class Connection:
             self._slow_down(f"hellos, queries and bad frames{whose} beyond {rate:g} a second wait")
 
     def _slow_down(self, reason: str) -> None:
-        """Read nothing more for a while; the peer is told once for each reason."""
+        """Read nothing more for a while; the peer gets each reason once."""
         self.congested = True
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._slowed_for:
+            self._slowed_for.add(reason)
             notice = wire.Answer(wire.NOTICE, error=self.limited(reason))
             self.answer(wire.encode_frame(notice))
 
@@ -379,7 +380,7 @@ class Connection:
         return max(own, self._peers.hellos.seconds_until_next(now))
 
     def refusal(self, hello: wire.Hello, partitions: int, producers: int = 0) -> str:
-        """Why a peer may not open a stream of so many partitions, or empty. The connection has
+        """The reason to refuse a peer a stream of so many partitions, or empty. The connection has
         opened it for so many other ``producers``."""
         limits = self._peers.limits
         if long := wire.too_long(hello.peer):
@@ -420,7 +421,7 @@ class Connection:
         return reason
 
     def stalled(self, now: float) -> str:
-        """Why to end a connection on which nothing has gone on for too long; empty if not so."""
+        """The reason to end a connection that has stood still for too long, or empty."""
         assert self.socket is not None
         waits = (
             not self.spoke,
@@ -437,14 +438,14 @@ class Connection:
         return ""
 
     def end_because(self, reason: str) -> None:
-        """End the connection, and tell the peer why."""
+        """End the connection, and send the peer the reason."""
         if self.scope.cancel_called:
             return
         self._peers.counts["connections ended"] += 1
         self.warn("a connection was ended", reason=reason)
         if self.socket is not None:
             with suppress(StageBroken):
-                self.socket.send_nowait(last_word(reason))
+                self.socket.send_nowait(drain_envelope(reason))
             self.socket.drop_input()  # at once: its task may have to wait for many others
         self.frames, self.envelope_bytes = None, 0
         self.congested = True
@@ -457,7 +458,7 @@ class Connection:
         self.end_because(f"the node has failed to answer: {type(error).__name__}; see its log")
 
     def main_use(self) -> str:
-        """What most of the connection's bytes are, as the reason to end it."""
+        """The kind of most of the connection's bytes, as the reason to end it."""
         return max(
             (self.unread_bytes, "it does not read its answers"),
             (
@@ -487,6 +488,6 @@ class Connection:
                 self.end_because(problem)
 
 
-def last_word(reason: str) -> bytes:
-    """The envelope that tells a peer why its connection is ended."""
+def drain_envelope(reason: str) -> bytes:
+    """The envelope with the reason for which a connection is ended."""
     return wire.envelope([wire.encode_frame(wire.Drain(reason))])

@@ -1,9 +1,9 @@
-"""What the producer of a lane is to do next, and whether it is there: two tables. Pure.
+"""The flow of a lane, and whether its producer is there: two tables. Pure.
 
 Rules
-- "Expected n" is told once, until the producer has gone back or an answer was lost.
-- While a frame is left to its producer, nothing is told before there is room. A frame beyond the
-  credit is an exception: its producer does not wait.
+- "Expected n" is answered once, until the producer has gone back or an answer was lost.
+- While a frame is left to its producer, nothing is answered before there is room. A frame beyond
+  the credit is an exception: its producer does not wait.
 - A lane that has ended stays so until its producer comes again, also if its connection goes.
 """
 
@@ -14,16 +14,16 @@ from enum import Enum
 
 
 class Flow(Enum):
-    """What the frames of a producer lead to."""
+    """The state of a lane, which decides on the next frame."""
 
     OPEN = "open: the next number enters"
-    GAP = "gap: the producer is to be told the expected number"
-    TOLD = "told: it was told, and nothing is said until it has gone back"
+    GAP = "gap: the expected number is to be answered"
+    TOLD = "told: it was answered, and nothing is said until it has gone back"
     HELD = "held: a frame was left to it, and nothing is said until there is room"
 
 
 class On(Enum):
-    """What may happen to a lane."""
+    """An event that may change the flow of a lane."""
 
     TAKEN = "the next frame was taken"
     BEYOND = "a frame came after a gap"

@@ -27,7 +27,7 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import SCHEME
-from s4node.net.ingress.connection import Connection, Peers, Waker, last_word
+from s4node.net.ingress.connection import Connection, Peers, Waker, drain_envelope
 from s4node.net.ingress.peer_rights import refusal
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.ingress.served_address import serving_credentials
@@ -192,7 +192,7 @@ class Listener:
         return earliest
 
     def _add_answers(self, now: float) -> None:
-        """Give the lanes that have something to tell to their connections."""
+        """Give the lanes that are to be answered to their connections."""
         answers = self.effects.answers
         for lane in answers:
             if isinstance(lane.connection, Connection):  # else the producer is away
@@ -200,14 +200,14 @@ class Listener:
                 self._news[lane.connection] = None
         answers.clear()
 
-    async def tell(self) -> None:
+    async def send_answers(self) -> None:
         """Give all remaining verdicts to the sockets."""
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
                 if connection.live:
-                    nursery.start_soon(self._tell, connection)
+                    nursery.start_soon(self._send_answers, connection)
 
-    async def _tell(self, connection: Connection) -> None:
+    async def _send_answers(self, connection: Connection) -> None:
         assert connection.socket is not None
         self._add_answers(trio.current_time())
         with suppress(trio.ClosedResourceError):
@@ -226,7 +226,7 @@ class Listener:
 
     async def _shut_down(self, connection: Connection) -> None:
         assert connection.socket is not None
-        await self._tell(connection)
+        await self._send_answers(connection)
         with suppress(trio.ClosedResourceError):
             await connection.silent.wait()
             await connection.socket.wait_writable()
@@ -244,12 +244,12 @@ class Listener:
             if problem := self._full(caller.name.rpartition(":")[0]):
                 self.counts["connections refused"] += 1
                 self._peers.warn("too many connections; refused", caller.name, reason=problem)
-                caller.turn_away(last_word(problem))
+                caller.turn_away(drain_envelope(problem))
                 continue
             nursery.start_soon(self._serve_peer, caller)
 
     def _full(self, host: str) -> str:
-        """Why no further peer of a host is taken; empty if there is room, which may be made."""
+        """The reason to take no further peer of a host; empty if there is room, or it was made."""
         half_open = self._peers.limits.half_open_per_host
         if self._peers.half_open[host] >= half_open:
             return f"{half_open} connections from {host} have not finished a handshake"
@@ -261,9 +261,9 @@ class Listener:
             return ""
         silent = min(
             (each for each in self.connections if each.host == host or not own),
-            key=lambda each: (each.spoke, each.heard),
+            key=lambda each: (each.spoke, each.last_received),
         )
-        if not silent.spoke or silent.heard < clocks.steady() - _SILENT_SECONDS:
+        if not silent.spoke or silent.last_received < clocks.steady() - _SILENT_SECONDS:
             what = "is silent for longest" if silent.spoke else "has sent nothing"
             silent.end_because(f"it {what}, and others want to connect")
             return ""
@@ -375,7 +375,7 @@ class Listener:
                         data = connection.socket.receive_nowait()
                         if data is None:
                             return taken
-                        taken, connection.heard = True, until
+                        taken, connection.last_received = True, until
                         connection.envelope_bytes = len(data)
                         connection.frames = wire.read_envelope(data, self._max_frame)
                     for frame in connection.frames:

@@ -87,7 +87,7 @@ class Mark(NamedTuple):
 
 
 class Effects:
-    """What frames, steps and commits bring about, until it is carried out between two turns.
+    """The effects of frames, steps and commits, until it is carried out between two turns.
 
     Batches are delivered at once, and times before a commit. A second effect of another kind joins
     the first one. What is stale by then is dropped: an answer to a lane without a connection, a
@@ -98,7 +98,7 @@ class Effects:
 
     def __init__(self) -> None:
         self.batches: list[EventBatch] = []  # for their tasks
-        self.answers: dict[ProducerLane, None] = {}  # whose producers are to be told something
+        self.answers: dict[ProducerLane, None] = {}  # whose producers are to get a verdict
         self.times: list[tuple[ProducerLane, Mark]] = []  # what producers have reported, that holds
         self.commits: dict[int, float] = {}  # by partition: for how many seconds others can wait
         self.committed = False  # hellos that wait for a commit may be answered
@@ -212,7 +212,7 @@ class ProducerLane:
         self.left = False
 
     def on(self, event: On) -> None:
-        """Take what has happened; the producer is told if it has to go back."""
+        """Take what has happened; the producer is asked to go back if it has to."""
         flow = NEXT.get((self.flow, event))
         if flow is not None:
             self.flow = flow
@@ -311,7 +311,7 @@ class ProducerLane:
 
     @property
     def upto(self) -> int:
-        """Everything below this number is settled, and its refusals were told."""
+        """Everything below this number is settled, and its refusals were reported."""
         pending = self.report.pending
         return self.settled if pending is None else min(self.settled, pending.first)
 
@@ -320,8 +320,8 @@ class ProducerLane:
         """Refusals below this number hold, whatever happens, and may be reported."""
         return self.settled if self.by_event else sys.maxsize
 
-    def told(self, share: int) -> None:
-        """Note that the producer is told the current ``upto`` and ``limit``."""
+    def note_sent(self, share: int) -> None:
+        """Note that a verdict has the current ``upto`` and ``limit``."""
         report = self.report
         report.sent_upto, report.sent_limit = self.upto, self.limit
         report.press_at = self.limit - share * 3 // 4
@@ -337,7 +337,7 @@ class ProducerLane:
         return self.safe if self.credit.withholds else self.expected
 
     def ruling(self) -> wire.Ruling:
-        """Make the ruling to send now; it counts as told."""
+        """Make the ruling to send now; it counts as sent."""
         report = self.report
         report.before = self.limit, report.sent_upto, report.sent_limit, report.press_at
         report.urgent = False
@@ -355,19 +355,19 @@ class ProducerLane:
         share = self.share
         if report.pending is None or not (report.has_below(self.final) or report.is_full):
             self.limit = self.admission.new_limit(self, share)
-        self.told(share)
+        self.note_sent(share)
         return wire.Ruling(
             self.partition,
             outcome,
             report.sent_upto,
             self.limit,
             self.expected,
-            tuple(one.told for one in ruled if not one.shed),
+            tuple(one.exception for one in ruled if not one.shed),
             "",
-            tuple(one.told for one in ruled if one.shed),
+            tuple(one.exception for one in ruled if one.shed),
         )
 
-    def not_told(self) -> None:
+    def not_sent(self) -> None:
         """Take back the last ruling, which could not be sent; the next one repeats all of it."""
         self.limit = self.report.take_back()
         self.on(On.LOST)
@@ -395,7 +395,7 @@ class ProducerLane:
         """Go on as the row of the producer says."""
         self.life = Life(row.life, row.incarnation)
         self.own_id = row.own_id
-        self.report.restore(row.untold)
+        self.report.restore(row.unreported)
 
     def go_back(self, number: int) -> None:
         """Expect the events from this number on again, because they were rolled back."""
@@ -410,7 +410,7 @@ class ProducerLane:
 
     @property
     def pressing(self) -> bool:
-        """True if the producer should be told now: it waits, or there is more credit for it."""
+        """True if the producer should get a verdict now: it waits, or there is more credit."""
         report = self.report
         if report.urgent or 0 <= report.asked <= self.settled:
             return True
@@ -423,7 +423,7 @@ FrameReceipt: TypeAlias = BatchReceipt[ProducerLane]
 
 
 def cuts_of(lanes: Iterable[ProducerLane]) -> wire.Headers:
-    """The header that tells tasks the last cuts of the tasks of their lanes."""
+    """The header with the last cuts of the tasks of their lanes."""
     tasks = [lane for lane in lanes if lane.producer.startswith(wire.TASK)]
     cuts = [(lane.partition, lane.settlement.cut) for lane in tasks if lane.settlement.cut]
     return {wire.SAVEPOINT: cuts} if cuts else {}

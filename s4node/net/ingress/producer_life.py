@@ -2,8 +2,9 @@
 
 Rules
 - The life of a task is the fence of its owner, which rises with each owner.
-- A node numbers the lives of a program in each lane, and tells the program when it first opens the
-  lane; the program repeats the number when it reconnects. A program without a number begins a life.
+- A node numbers the lives of a program in each lane, and answers the number when the program first
+  opens the lane; the program repeats it when it reconnects. A program without a number begins a
+  life.
 - Of two processes with the same life in a lane, the one that the lane knows goes on. So the last
   number that a life can have serves for all further ones.
 - A task that has begun anew without its state has another id, with a higher text after the ``#``.
@@ -35,27 +36,27 @@ def has_own_id(hello: wire.Hello) -> bool:
     return hello.peer.startswith(wire.TASK) or bool(hello.headers.get(wire.OWN_ID))
 
 
-def life_of(hello: wire.Hello, told: int, known: Life) -> Life | None:
+def life_of(hello: wire.Hello, named: int, known: Life) -> Life | None:
     """The life that says hello to a lane; None if a later one is ``known`` there.
 
-    ``told`` is the life that the program names for the lane, 0 if none.
+    ``named`` is the life that the program names for the lane, 0 if none.
     """
     if hello.peer.startswith(wire.TASK):
         fence = fence_of(hello)
         return None if fence < known.number else Life(fence, hello.incarnation)
     if known.incarnation in ("", hello.incarnation):
-        return Life(max(known.number, told, 1), hello.incarnation)
-    if told == 0:
+        return Life(max(known.number, named, 1), hello.incarnation)
+    if named == 0:
         return Life(min(known.number + 1, wire.MAX_NUMBER), hello.incarnation)
-    return Life(told, hello.incarnation) if told > known.number else None
+    return Life(named, hello.incarnation) if named > known.number else None
 
 
 def task_of(producer: str) -> tuple[str, str]:
     """A task's id split at the ``#``: the task, and the life of its state; empty for a program."""
     if not producer.startswith(wire.TASK):
         return "", ""
-    task, _, word = producer.partition("#")
-    return task, word
+    task, _, life = producer.partition("#")
+    return task, life
 
 
 def later_life(stream: str, hello: wire.Hello, known: Life) -> str:
@@ -77,28 +78,28 @@ class TaskLives:
     """The lives of the states of tasks that have sent saved events; the latest are known."""
 
     def __init__(self) -> None:
-        self._words: dict[str, list[str]] = {}  # by task, the latest last
+        self._lives: dict[str, list[str]] = {}  # by task, the latest last
 
     def add(self, producer: str) -> list[str]:
         """Learn the life of a task from its id; return the ids of lives that are forgotten."""
-        task, word = task_of(producer)
-        words = self._words.setdefault(task, []) if task else []
-        if task and word not in words:
-            insort(words, word)
-        older = len(words) - wire.MAX_LIVES
-        return [f"{task}#{words.pop(0)}" for _ in range(older)]
+        task, life = task_of(producer)
+        lives = self._lives.setdefault(task, []) if task else []
+        if task and life not in lives:
+            insort(lives, life)
+        older = len(lives) - wire.MAX_LIVES
+        return [f"{task}#{lives.pop(0)}" for _ in range(older)]
 
     def problem(self, stream: str, hello: wire.Hello) -> str:
         """The reason to refuse a task a stream, or empty."""
-        task, word = task_of(hello.peer)
+        task, life = task_of(hello.peer)
         if task and not isinstance(hello.headers.get(wire.FENCE), int):
             return (
                 f"stream {stream!r}: ids that begin with {wire.TASK} belong to tasks, but "
                 f"{hello.peer!r} has no fence; give the producer another id"
             )
-        words = self._words.get(task, [])
-        latest = words[-1] if words else ""
-        if word < latest:
+        lives = self._lives.get(task, [])
+        latest = lives[-1] if lives else ""
+        if life < latest:
             return (
                 f"stream {stream!r}: the task of {hello.peer!r} has begun anew since, as "
                 f"{task}#{latest}, so events of its former state are refused; remove that state, "

@@ -1,9 +1,9 @@
 """The answers that the producer of a lane has had, and those to come. Pure.
 
 Rules
-- A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
-  does not tell it, and what was told is kept until the producer shows that it heard, for after a
-  reconnect.
+- All that was refused or shed is reported: none is passed by the ``upto`` of a verdict that does
+  not report it, and what was reported is repeated after a reconnect, until the producer shows that
+  it has it.
 - A verdict has refusals below a number that its lane gives: those that no rollback undoes.
 - A verdict that could not be sent takes its credit back; the next one repeats all of it.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from s4node.errors import presentable
 
 MAX_EXCEPTIONS = 256
-"""Ranges told in a verdict, refused and shed together; the rest follow in the next."""
+"""Ranges in a verdict, refused and shed together; the rest follow in the next."""
 
 _REASON = 500
 """Characters of a reason."""
@@ -45,12 +45,12 @@ class Unprocessed(NamedTuple):
         return self.number + self.count
 
     @property
-    def told(self) -> tuple[int, int, str]:
+    def exception(self) -> tuple[int, int, str]:
         return self.number, self.count, self.reason
 
 
 class Pending:
-    """The unprocessed numbers that a producer was not told yet, the lowest first.
+    """The unprocessed numbers that were not reported to a producer yet, the lowest first.
 
     Consecutive numbers with the same reason are one range. Most come in order, and extend the last
     range; the others are in a heap, so the cost of a verdict does not depend on what else waits.
@@ -124,8 +124,8 @@ def _goes_on(last: Unprocessed, new: Unprocessed) -> bool:
 class Report:
     """The answers to a producer, from the number ``sent_upto`` on.
 
-    ``sent_upto`` and ``sent_limit`` are of the last verdict, ``unheard`` are refusals that were
-    told with the credit of that time. The producer is told at once if it is ``urgent``, if its
+    ``sent_upto`` and ``sent_limit`` are of the last verdict, ``unconfirmed`` are refusals that were
+    reported with the credit of that time. A verdict is sent at once if it is ``urgent``, if its
     credit is used up to ``press_at``, or if numbers up to ``asked`` are settled.
     """
 
@@ -133,14 +133,14 @@ class Report:
     sent_limit: int
     press_at: int
     pending: Pending | None = None  # if there is any
-    unheard: deque[tuple[int, Sequence[Unprocessed]]] | None = None
+    unconfirmed: deque[tuple[int, Sequence[Unprocessed]]] | None = None
     urgent: bool = False
     asked: int = -1
     ruled: Sequence[Unprocessed] = ()  # by the last verdict
     before: tuple[int, int, int, int] = (0, 0, 0, 0)  # that one
 
     def add(self, *unprocessed: Unprocessed) -> None:
-        """Have the producer told of these numbers."""
+        """Have these numbers reported to the producer."""
         for one in unprocessed:
             self.pending = self.pending or Pending()
             self.pending.add(one)
@@ -162,8 +162,8 @@ class Report:
         if self.pending is None or self.pending.first >= below:
             return ()
         taken = self.pending.pop_lowest(MAX_EXCEPTIONS, below)
-        self.unheard = self.unheard or deque()
-        self.unheard.append((self.sent_limit, taken))
+        self.unconfirmed = self.unconfirmed or deque()
+        self.unconfirmed.append((self.sent_limit, taken))
         self.pending = self.pending or None
         self.urgent = self.has_below(below)
         return taken
@@ -172,8 +172,8 @@ class Report:
         """Take back the last verdict, which could not be sent; return the limit before it."""
         limit, self.sent_upto, self.sent_limit, self.press_at = self.before
         self.urgent = True
-        if self.ruled and self.unheard:
-            self.unheard.pop()
+        if self.ruled and self.unconfirmed:
+            self.unconfirmed.pop()
             self.add(*self.ruled)
         return limit
 
@@ -183,34 +183,34 @@ class Report:
             self.pending.forget_from(number)
             self.pending = self.pending or None
 
-    def heard(self, end: int) -> None:
+    def confirm(self, end: int) -> None:
         """Note that the producer used credit up to ``end``, so it got the verdicts before that."""
-        while self.unheard and end > self.unheard[0][0]:
-            self.unheard.popleft()
+        while self.unconfirmed and end > self.unconfirmed[0][0]:
+            self.unconfirmed.popleft()
 
     def reopened(self, upto: int) -> None:
         """Repeat to a reconnected producer everything from ``upto`` on."""
-        told = [
+        again = [
             one._replace(number=max(one.number, upto), count=one.end - max(one.number, upto))
-            for one in self._told
+            for one in self._reported
             if one.end > upto
         ]
-        self.unheard = None
-        self.add(*told)
+        self.unconfirmed = None
+        self.add(*again)
 
     def restore(self, saved: Sequence[tuple[int, int, str, bool]]) -> None:
-        """Go on with refusals that an earlier owner of the partition has told, or not."""
+        """Go on with refusals that an earlier owner of the partition has reported, or not."""
         if saved:
-            self.unheard = deque([(self.sent_limit, [Unprocessed(*one) for one in saved])])
+            self.unconfirmed = deque([(self.sent_limit, [Unprocessed(*one) for one in saved])])
 
     def saved(self, below: int) -> tuple[Unprocessed, ...]:
         """All refusals of numbers ``below`` one that the producer may not know."""
         return tuple(
             one._replace(count=min(one.end, below) - one.number)
-            for one in (*self._told, *(self.pending or ()))
+            for one in (*self._reported, *(self.pending or ()))
             if one.number < below
         )
 
     @property
-    def _told(self) -> Iterator[Unprocessed]:
-        return (one for _, exceptions in self.unheard or () for one in exceptions)
+    def _reported(self) -> Iterator[Unprocessed]:
+        return (one for _, exceptions in self.unconfirmed or () for one in exceptions)

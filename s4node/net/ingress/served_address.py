@@ -14,7 +14,7 @@ from s4node.net.transport.pair_socket import host_and_port
 
 
 def check_reachable(config: Config) -> None:
-    """Raise ConfigError if others would be told an address that they cannot connect to."""
+    """Raise ConfigError if others would get an address that they cannot connect to."""
     address = config[settings.LISTENER_ADDRESS]
     host, _ = host_and_port(address)
     with suppress(ValueError):  # for a host name

@@ -123,8 +123,8 @@ class Saved(Settlement):
     def row(self) -> SavedProducer:
         """The current row, for a commit."""
         lane, report = self.lane, self.lane.report
-        untold = report.saved(lane.safe) if report.pending or report.unheard else ()
-        return SavedProducer(lane.safe, *lane.life, lane.own_id, untold)
+        unreported = report.saved(lane.safe) if report.pending or report.unconfirmed else ()
+        return SavedProducer(lane.safe, *lane.life, lane.own_id, unreported)
 
     def bound(self, limit: int, share: int) -> int:
         window = self.window

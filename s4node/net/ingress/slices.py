@@ -22,7 +22,7 @@ _LONG_SECONDS = 0.0005
 _LONG_BYTES = 65_536
 _CALM_SECONDS = 0.05
 _OF_THE_REST = 1 / 3
-_MOST_OWED = 0.02
+_MOST_BEHIND = 0.02
 """Seconds that the line may be behind its part of the time."""
 
 
@@ -35,7 +35,7 @@ class Slices:
     def __init__(self) -> None:
         self.at_once = 1
         self._busy: dict[Hashable, float] = {}  # when their last long slice has ended
-        self._owed = 0.0  # the part of the time that the line has not had yet
+        self._behind = 0.0  # the part of the time that the line has not had yet
         self._left_at: float | None = None  # when the line had a slice, if others waited
         self._last = (0.0, 0.0)  # when the last slice began and ended
 
@@ -66,8 +66,8 @@ class Slices:
         """Note that the last slice was one of the line, in which so many others wait."""
         began, now = self._last
         if self._left_at is not None:
-            self._owed += (began - self._left_at) * _OF_THE_REST
-        owed = min(max(0.0, self._owed - (now - began)), _MOST_OWED)
-        self._owed = owed if waiting else 0.0
+            self._behind += (began - self._left_at) * _OF_THE_REST
+        behind = min(max(0.0, self._behind - (now - began)), _MOST_BEHIND)
+        self._behind = behind if waiting else 0.0
         self._left_at = now if waiting else None
-        self.at_once = 1 + int(self._owed / _MOST_IN_LINE)
+        self.at_once = 1 + int(self._behind / _MOST_IN_LINE)

@@ -404,7 +404,7 @@ class Container:
     def _stop_accepting(self) -> None:
         if self.enrolment is None and not self.replay.keeps:
             self.listener.stop_accepting()
-        self.parts.outputs.insist()
+        self.parts.outputs.ignore_drain()
         self.router.drain()
         now = trio.current_time()
         for port in self.ports.values():  # frames that have come go to their tasks

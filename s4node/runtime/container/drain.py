@@ -72,8 +72,8 @@ class Drain:
     def waits_for(self) -> list[str]:
         """The things that have to happen before the container can end, as text."""
         found = [
-            f"a verdict of {owed.consumer!r} on {owed.events} events of stream {owed.stream!r}"
-            for owed in self._outputs.owed()
+            f"a verdict of {each.consumer!r} on {each.events} events of stream {each.stream!r}"
+            for each in self._outputs.unacknowledged()
         ]
         found += [
             f"{whom} to commit {events} events of stream {stream!r}"
@@ -108,16 +108,16 @@ class Drain:
     def log_left(self) -> list[str]:
         """Log the lost events; return them as text."""
         left = []
-        for owed in self._outputs.owed():
-            if owed.stream != self._dead_letters:
+        for each in self._outputs.unacknowledged():
+            if each.stream != self._dead_letters:
                 log.error(
                     "unacknowledged events of an output stream are lost",
                     app=self._app,
-                    **owed._asdict(),
+                    **each._asdict(),
                 )
                 left.append(
-                    f"{owed.events} events of stream {owed.stream!r} without a verdict of consumer "
-                    f"{owed.consumer!r}"
+                    f"{each.events} events of stream {each.stream!r} without a verdict of consumer "
+                    f"{each.consumer!r}"
                 )
         for stream, events in sorted(self._unprocessed().items()):
             log.error(

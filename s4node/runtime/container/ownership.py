@@ -146,9 +146,9 @@ class Ownership:
         if self._membership is not None:
             listener = self._router.listener
             with trio.move_on_after(_LAST_VERDICTS_SECONDS):
-                await listener.tell()
+                await listener.send_answers()
                 self._inputs.give_up()
-                await listener.tell()
+                await listener.send_answers()
             await self._membership.leave()
 
     async def _follow(
@@ -216,7 +216,7 @@ class Ownership:
             self.settled.set()
         if self._membership is None:
             return
-        self._router.headers |= told(view, self._router.listener.address)
+        self._router.headers |= owners_header(view, self._router.listener.address)
         self._inputs.announce()
         self._subscribers.announce()
         self._outputs.assign(view.owners, view.epoch, view.origin, self._tasks.keys())
@@ -318,7 +318,7 @@ class Ownership:
         return task.has_retired or may_retire or self._tasks[task.partition] is not task
 
 
-def told(view: View, address: str) -> wire.Headers:
+def owners_header(view: View, address: str) -> wire.Headers:
     """The headers of answers to hellos: the owners of partitions; ``address`` is our own."""
     nodes = list(dict.fromkeys((address, *view.members)))
     at = {node: index for index, node in enumerate(nodes)}

@@ -276,7 +276,7 @@ class Parts:
     def _on_news(self) -> None:
         """Handle news of consumers, members and receivers."""
         try:
-            if self.outputs.heard():
+            if self.outputs.handle_news():
                 self.inputs.announce()
             if self.loop.ending:  # the loop may wait for this acknowledgement
                 self.loop.nudge()

@@ -107,8 +107,8 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
     found = [name for name in live if grades.get(name, "durable" if kept else "fast") == "durable"]
     if not found and not replayable(app) and config[settings.CLUSTER_PARTITIONS] > 1:
         problems += [
-            f"stream {name!r} of app {app.name!r} has time=, but fast streams tell no other task "
-            f"of it; set s4.stream.<stream>.grade = durable for an input, or use one partition"
+            f"stream {name!r} of app {app.name!r} has time=, but fast streams report none to other "
+            f"tasks; set s4.stream.<stream>.grade = durable for an input, or use one partition"
             for name in inner_of(app)
             if app.streams[name].time is not None and not app.streams[name].in_order_of
         ]

@@ -6,9 +6,9 @@ Rules
   not, as its next owner goes on. Its former lives have left once another one is there.
 - Another container of the app may forward events of producers. It is a source once it has sent one.
 - A producer cannot send while it has no credit, or while events of it wait here.
-- A task reports its time; its events do not tell it. Once it has, only its own word says that it is
-  idle while it is connected: it may have a step that takes very long.
-- A task that has its events from streams without a time reports none: its events tell it.
+- A task reports its time; it is not taken from its events. Once it has, it is idle only if it
+  reports that, while it is connected: it may have a step that takes very long.
+- A task that has its events from streams without a time reports none: its events show it.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class FeedOwner(Protocol):
         """Return True if a partition waits for other inputs of these tasks."""
         ...
 
-    def tell_ends(self, ssp: SystemStreamPartition) -> None:
-        """Tell the tasks that a partition has ended for good."""
+    def report_ends(self, ssp: SystemStreamPartition) -> None:
+        """Report to the tasks that a partition has ended for good."""
         ...
 
 
@@ -88,7 +88,7 @@ class Taker:
         self.known = known
         self.next = 0
         self.epoch = 0
-        self.told_end = False
+        self.end_reported = False
         self.progress: InputProgress
 
 
@@ -186,7 +186,7 @@ class PartitionFeed:
                 else:
                     self.ended = True
                     log.info("input has ended", input=str(self.ssp))
-                    self._owner.tell_ends(self.ssp)
+                    self._owner.report_ends(self.ssp)
         finally:
             self._runs = False  # a task that joins while the reader closes starts a new run
             await _close(reader)

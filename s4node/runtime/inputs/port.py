@@ -65,7 +65,7 @@ class InputPort:
         self._unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
         self.forwarded = 0
         self.routing = ""
-        self._told_routing = f"{hasher_name}:"
+        self._announced_routing = f"{hasher_name}:"
         self._headers = headers
         self._leads = leads
         self._deliver = admission.effects.batches.append
@@ -74,7 +74,7 @@ class InputPort:
         rule = rule_of(stream)
         if rule is not None:
             self.routing = f"{hasher_name}:{rule.name}" if rule.name else ""
-            self._told_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
+            self._announced_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
             if self._partitions > 1:
                 router = Router(rule, partitioner)
         self.deserializer = Deserializer(stream, self.admission.deserializer, router)
@@ -90,7 +90,7 @@ class InputPort:
         self._leaving.add(partition)
 
     def revoke(self, partition: int) -> None:
-        """Forget a partition that has moved; producers are told its new owner."""
+        """Forget a partition that has moved; producers learn its new owner."""
         self.admission.revoke(partition)
         del self._stages[partition]
 
@@ -108,9 +108,9 @@ class InputPort:
         if greeting is None:
             return None
         headers = {**self._headers, wire.PRODUCER: hello.peer, **greeting.headers}
-        return self.word(node, incarnation, greeting.positions, greeting.error, headers=headers)
+        return self.hello(node, incarnation, greeting.positions, greeting.error, headers=headers)
 
-    def word(
+    def hello(
         self,
         node: str,
         incarnation: str,
@@ -135,7 +135,7 @@ class InputPort:
             incarnation,
             self.stream.name,
             tuple(kind.declaration for kind in self.stream.types),
-            self._told_routing,
+            self._announced_routing,
             self._partitions,
             positions,
             error,

@@ -4,7 +4,7 @@ Rules
 - The app's live input streams are open to all producers; other streams only to the other members,
   whose hellos name our cluster.
 - A partition is opened when its task has started; frames that come earlier are not taken.
-- Of two connections of one producer the newer counts; the older is told that it is out of date.
+- Of two connections of one producer the newer counts; the older learns that it is out of date.
 - A hello to a durable stream may have to wait for a commit; it is answered then. Other members need
   not be saved as sources: a task knows how many there must be.
 """
@@ -142,7 +142,7 @@ class Ports:
             port.refrain(partition)
 
     def leave_one(self, partition: int) -> None:
-        """Leave a partition to another member, and tell its producers."""
+        """Leave a partition to another member, and announce that to its producers."""
         for port in self._all:
             _say_last(
                 port,
@@ -243,8 +243,8 @@ class Ports:
             for name in streams:
                 port = self.port(name)
                 assert port is not None
-                word = port.word(self._node, self._incarnation, unasked=True)
-                connection.answer(wire.encode_frame(word))
+                hello = port.hello(self._node, self._incarnation, unasked=True)
+                connection.answer(wire.encode_frame(hello))
 
     def on_idle(self, idle: wire.Idle, connection: Connection) -> None:
         """Handle an idle producer, which may ask for its verdicts."""
@@ -307,7 +307,7 @@ class Ports:
             port.members.clear()
 
     def give_up(self) -> None:
-        """Tell all producers that others own our partitions now."""
+        """Announce to all producers that others own our partitions now."""
         for port in self._all:
             _say_last(port, port.admission.lanes.values())
 
@@ -361,5 +361,5 @@ def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:
         if isinstance(lane.connection, Connection):
             last = wire.Ruling(lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), "")
             headers = cuts_of([lane])
-            word = wire.Verdict(port.stream.name, lane.producer, (last,), headers=headers)
-            lane.connection.answer(wire.encode_frame(word))
+            verdict = wire.Verdict(port.stream.name, lane.producer, (last,), headers=headers)
+            lane.connection.answer(wire.encode_frame(verdict))

@@ -83,11 +83,11 @@ class StartingOffsets:
         grown = ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf)
         if grown and not (self._resets(ssp) and known.start):
             return await system.resolve(ssp, Oldest()), "a new partition"
-        word = default_offset(self._config, ssp.system, ssp.stream)
-        if word == "newest":
+        default = default_offset(self._config, ssp.system, ssp.stream)
+        if default == "newest":
             bounds = await system.bounds(ssp)
-            return max(bounds.oldest, bounds.upcoming - 1), word
-        return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
+            return max(bounds.oldest, bounds.upcoming - 1), default
+        return await system.resolve(ssp, Oldest() if default == "oldest" else Upcoming()), default
 
     def consumed(self, known: Known) -> frozenset[str]:
         """The ids of the start and the startpoint that are used up once the offset is committed."""

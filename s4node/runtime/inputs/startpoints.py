@@ -149,13 +149,13 @@ def setting(config: Config, app: str, ssp: SystemStreamPartition) -> str:
 
 
 def _command(config: Config, *does: str) -> str:
-    words = ["s4", "startpoint", *does]
+    arguments = ["s4", "startpoint", *does]
     if config.origin(settings.CLUSTER_NAME) != "default":
-        words += ["--cluster", config[settings.CLUSTER_NAME]]
+        arguments += ["--cluster", config[settings.CLUSTER_NAME]]
     if config.origin(settings.STATE_FOLDER) != "default":
-        words += ["-p", f"{settings.STATE_FOLDER.name}={config[settings.STATE_FOLDER]}"]
+        arguments += ["-p", f"{settings.STATE_FOLDER.name}={config[settings.STATE_FOLDER]}"]
     if config[settings.STATE_URL]:
         for each in (settings.STATE_URL, settings.COORDINATION_FOLDER):
             if config.origin(each) != "default":
-                words += ["-p", f"{each.name}={config[each]}"]
-    return shlex.join(words)
+                arguments += ["-p", f"{each.name}={config[each]}"]
+    return shlex.join(arguments)

@@ -240,7 +240,7 @@ class SystemConsumers:
             if not feed.takers:
                 del self._feeds[feed.ssp]
         for feed in left:  # the remaining takers may have waited only for the end of this one
-            self.tell_ends(feed.ssp)
+            self.report_ends(feed.ssp)
 
     def drop_progress(self, partition: int) -> None:
         """Forget the task of a partition that has moved to another container."""
@@ -255,7 +255,7 @@ class SystemConsumers:
         self._watch(new, self.progress.get(new.partition, ()))
         for taker in self._begun.get(new.partition, ()):
             before = taker.progress
-            taker.task, taker.told_end = new, False
+            taker.task, taker.end_reported = new, False
             taker.next = before.start if before.committed is None else before.committed
             taker.epoch = before.epoch
             taker.progress = self._progress_of(taker)
@@ -319,7 +319,7 @@ class SystemConsumers:
             await self._bootstrap(taker, system)
         for taker in takers:
             self._beginning.remove(taker)
-        self.tell_ends(takers[0].ssp)
+        self.report_ends(takers[0].ssp)
         self.released()
 
     def _commit_soon(self, taker: Taker) -> None:
@@ -327,7 +327,7 @@ class SystemConsumers:
             self._tasks.commit_soon(taker.task.partition)
 
     async def _bootstrap(self, taker: Taker, system: System) -> None:
-        """Tell a task that bootstraps how far it has to read, and how far it is."""
+        """Report to a task that bootstraps how far it has to read, and how far it is."""
         task, ssp, progress = taker.task, taker.ssp, taker.progress  # a rollback changes the taker
         bootstrap = task.backlog.bootstrap
         if bootstrap is None or ssp.stream not in bootstrap.streams:
@@ -386,11 +386,11 @@ class SystemConsumers:
             self._reading -= 1
             self._quiet.unpark_all()
 
-    def tell_ends(self, ssp: SystemStreamPartition) -> None:
-        """Tell tasks that were given everything that their input has ended.
+    def report_ends(self, ssp: SystemStreamPartition) -> None:
+        """Report to tasks that were given everything that their input has ended.
 
-        A task of a keyed stream gets events from all partitions, so it is told once all partitions
-        that are read here have ended.
+        A task of a keyed stream gets events from all partitions, so its input ends once all
+        partitions that are read here have ended.
         """
         over = [each for each in self._feeds.values() if each.ssp == ssp]
         if self._keyed_of(ssp) is not None:
@@ -399,8 +399,8 @@ class SystemConsumers:
             over = [each for each in self._feeds.values() if each.ssp.stream == ssp.stream]
         if all(each.ended for each in over):
             for taker in [taker for each in over for taker in each.takers.values()]:
-                if not taker.told_end:
-                    taker.told_end = True
+                if not taker.end_reported:
+                    taker.end_reported = True
                     self._tasks.end_input(taker.task, taker.ssp)
         self.released()  # inputs may have waited for this one
 

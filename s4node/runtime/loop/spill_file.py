@@ -85,10 +85,10 @@ class SpillFile:
             os.ftruncate(self._file, 0)
             self._read_at = self._write_at = self._reclaimed = 0
         elif self._read_at - self._reclaimed >= _RECLAIM and self._read_at > self.size:
-            self._move_to_front()
+            self._move_to_start()
 
-    def _move_to_front(self) -> None:
-        """Copy the waiting blocks, which are less than what was read, to the front of the file."""
+    def _move_to_start(self) -> None:
+        """Copy the waiting blocks, which are less than what was read, to the start of the file."""
         assert self._file is not None
         to = 0
         while self._read_at < self._write_at:

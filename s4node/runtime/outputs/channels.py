@@ -128,12 +128,12 @@ def parts_of(channel: str) -> tuple[str, str]:
 
 
 def sent_before(state: TaskState) -> dict[str, Sent]:
-    """What a task has sent in lives of channels that are over, as of its last commit."""
+    """The events that a task has sent in lives of channels that are over, as of its last commit."""
     return {name: (life, total) for name, (life, total) in (state.meta(SENT) or {}).items()}
 
 
 def sent_by(state: TaskState) -> dict[str, Sent]:
-    """What a task has sent to consumers, by channel, as of its last commit."""
+    """The events that a task has sent to consumers, by channel, as of its last commit."""
     found = sent_before(state)
     for name, rows in to_consumers(state.rows(OUTBOX)).items():
         life, total = found.get(name, NOTHING_SENT)

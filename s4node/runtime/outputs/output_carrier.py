@@ -42,12 +42,12 @@ class OutputCarrier:
         self.channels: dict[str, Channel[ByExecutor]] = {}  # by consumer
         self.sent = 0
         self.dropped = 0
-        self.unheard = 0
+        self.unconfirmed = 0
         self._gone: dict[str, StageStatistics] = {}  # counts of consumers that have gone
         self._loop = loop
         self._refusals = refusals
         self._awaited = awaited
-        self._time = -math.inf  # that sources have told
+        self._time = -math.inf  # that sources have reported
         self._lot = trio.lowlevel.ParkingLot()
         self.was_full = False  # and tasks or sources may wait
 
@@ -56,7 +56,7 @@ class OutputCarrier:
         self.channels[channel.consumer] = channel
         channel.open()
         if self._time > -math.inf:
-            channel.release.tell_time(self._time)
+            channel.release.report_time(self._time)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
@@ -78,7 +78,7 @@ class OutputCarrier:
         """Count events of tasks whose own channels lead to the same consumers."""
         self.sent += count
         if not self.channels:
-            self.unheard += count
+            self.unconfirmed += count
 
     def extend(self, events: Sequence[Any]) -> int:
         """Take events from a task or a source, which pauses while ``holds`` is True.
@@ -88,7 +88,7 @@ class OutputCarrier:
         count, most = len(events), 0
         least = count if self.channels else 0
         if not self.channels:
-            self.unheard += count
+            self.unconfirmed += count
         now = trio.current_time()
         for channel in self.channels.values():
             release = channel.release
@@ -125,11 +125,11 @@ class OutputCarrier:
         """The stage of each consumer, including those that have gone."""
         found = dict(self._gone)
         for name, channel in self.channels.items():
-            told, before = channel.release.statistics(), self._gone.get(name)
+            counts, before = channel.release.statistics(), self._gone.get(name)
             if before is not None:
-                shed = dict(Counter(told.shed) + Counter(before.shed))
-                told = replace(told, admitted=told.admitted + before.admitted, shed=shed)
-            found[name] = told
+                shed = dict(Counter(counts.shed) + Counter(before.shed))
+                counts = replace(counts, admitted=counts.admitted + before.admitted, shed=shed)
+            found[name] = counts
         return found
 
     async def send(self, events: Sequence[Any]) -> int:
@@ -152,10 +152,10 @@ class OutputCarrier:
         return self.extend(events)
 
     def watermark(self, time: float) -> None:
-        """Tell consumers, also later ones, that events from now on are not older than ``time``."""
+        """Report to consumers, also later ones, that no later event is older than ``time``."""
         self._time = max(self._time, checked_watermark(time, clocks.wall()))
         for channel in self.channels.values():
-            channel.release.tell_time(self._time)
+            channel.release.report_time(self._time)
             channel.emitter.wake()
 
     def make_room(self) -> None:

@@ -56,7 +56,7 @@ _CARRIER = "carrier"
 """The suffix of producers that forward the events of other producers."""
 
 
-class Owed(NamedTuple):
+class Unacknowledged(NamedTuple):
     """The number of events of an output stream that a consumer has not acknowledged."""
 
     stream: str
@@ -326,7 +326,7 @@ class Outputs:
             carrier.make_room()
         return min((due for due in dues if due is not None), default=None)
 
-    def heard(self) -> bool:
+    def handle_news(self) -> bool:
         """Handle news of members, consumers and receivers; return True if inputs lead elsewhere
         now. Raises S4Error if one does not accept a stream."""
         self._news.unpark_all()
@@ -345,7 +345,7 @@ class Outputs:
         for carrier in self.carriers.values():
             carrier.make_room()
         for task in self.tasks.values():
-            task.heard()
+            task.handle_news()
         known = self._known_ways()
         return known != self._known and self._learn_ways()
 
@@ -366,11 +366,11 @@ class Outputs:
         channels = self.to_members.get(stream), self._forwarding.get(stream)
         return sum(channel.release.unsettled for channel in channels if channel is not None)
 
-    def owed(self) -> list[Owed]:
+    def unacknowledged(self) -> list[Unacknowledged]:
         """The events that consumers have not acknowledged and accept, without those of tasks that
         keep state, which are not lost."""
         return [
-            Owed(stream, consumer, events)
+            Unacknowledged(stream, consumer, events)
             for stream, carrier in self.carriers.items()
             for consumer, channel in carrier.channels.items()
             if (events := channel.release.unsettled) and not channel.outbox.error
@@ -392,16 +392,16 @@ class Outputs:
 
     # -- stopping ----------------------------------------------------------------------------
 
-    def insist(self) -> None:
+    def ignore_drain(self) -> None:
         """Send to members that stop, too: those that stop together still send to each other."""
-        self.emitter.insist()
-        self.context.emitter.insist()
+        self.emitter.ignore_drain()
+        self.context.emitter.ignore_drain()
 
     async def wait_acknowledged(self) -> None:
         """Wait until all events are acknowledged and the consumers know that no more will come."""
         for emitter in self._emitters.values():
             emitter.hurry()
-        while self.owed():
+        while self.unacknowledged():
             due = self.pump(trio.current_time())  # the loop may have ended
             with trio.move_on_at(math.inf if due is None else due):
                 await self._news.park()
@@ -410,7 +410,7 @@ class Outputs:
             await emitter.wait_quiet()
 
     async def finish(self) -> None:
-        """Tell the other members that no more events will come."""
+        """Announce to the other members that no more events will come."""
         self.emitter.finish()
         await self.emitter.wait_quiet()
 
@@ -428,15 +428,15 @@ class Outputs:
     def stages(self) -> Iterator[StageStatistics]:
         """The stages by which events leave, including the forwarded events of producers."""
         for stream, channel in self.to_members.items():
-            told = channel.release.statistics()
+            counts = channel.release.statistics()
             if stream in self._forwarding:
                 box = self._forwarding[stream].outbox
-                told = replace(
-                    told,
-                    depth=told.depth + box.pending,
-                    bytes=told.bytes + box.pending_bytes,
-                    in_flight=told.in_flight + box.in_flight,
+                counts = replace(
+                    counts,
+                    depth=counts.depth + box.pending,
+                    bytes=counts.bytes + box.pending_bytes,
+                    in_flight=counts.in_flight + box.in_flight,
                 )
-            yield told
+            yield counts
         for carrier in self.carriers.values():
             yield from carrier.statistics().values()

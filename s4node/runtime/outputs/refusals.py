@@ -21,13 +21,13 @@ class Refusals:
 
     def __init__(self) -> None:
         self.unsendable: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._told: set[tuple[str, ...]] = set()
+        self._logged: set[tuple[str, ...]] = set()
 
     def dropped(self, stage: str, stream: str, count: int, reason: str) -> None:
         """Report events of the app that a stage has dropped and counted."""
         what = "events that the app has put were dropped; further ones are only counted"
-        if (what, stage, stream) not in self._told:
-            self._told.add((what, stage, stream))
+        if (what, stage, stream) not in self._logged:
+            self._logged.add((what, stage, stream))
             log.warning(what, stage=stage, stream=stream, events=count, reason=reason)
 
     def report(self, stage: str, refusal: Refusal) -> None:
@@ -39,6 +39,6 @@ class Refusals:
             what = "a consumer shed an event; further ones are only counted"
         else:
             what = "a consumer refused an event; further ones are only counted"
-        if (what, refusal.stream) not in self._told:
-            self._told.add((what, refusal.stream))
+        if (what, refusal.stream) not in self._logged:
+            self._logged.add((what, refusal.stream))
             log.warning(what, stream=refusal.stream, reason=refusal.reason)

@@ -2,8 +2,8 @@
 
 Rules
 - A subscription lasts as long as its connection.
-- A subscriber never holds up the app: it gets what it has room for, and is told how much it missed.
-- Subscribers are told again who runs the app when that changes, because each member shows only the
+- A subscriber never holds up the app: it gets what it has room for, and learns how much it missed.
+- Subscribers learn again who runs the app when that changes, because each member shows only the
   events of its own partitions.
 """
 
@@ -97,11 +97,11 @@ class Subscribers:
         )
 
     def announce(self) -> None:
-        """Tell all subscribers the current headers, because partitions have moved."""
+        """Send all subscribers the current headers, because partitions have moved."""
         for stream, subscribers in self.subscribers.items():
-            word = wire.encode_frame(self._welcome(self._app.streams[stream]))
+            welcome = wire.encode_frame(self._welcome(self._app.streams[stream]))
             for connection in subscribers:
-                connection.answer(word)
+                connection.answer(welcome)
 
     def on_verdict(self, verdict: wire.Verdict, connection: Connection) -> bool:
         """Take the credit of a subscriber; return False if the peer is not a subscriber."""

@@ -175,7 +175,7 @@ class TaskChannels:
     def restore(self, rows: Rows) -> None:
         """Begin with the rows that the task's previous owner has left."""
         context, task = self._context, self._task
-        task.processor.times.puts.on_passed_on = self._tell_times
+        task.processor.times.puts.on_passed_on = self._report_times
         self._restore_outlets(outlets_in(self._state.rows(OUTLET)))
         for name, mine in channels_of(rows).items():
             stream, consumer = parts_of(name)
@@ -201,7 +201,7 @@ class TaskChannels:
         """
         self._task, self._state, self._own_rows = task, state, False
         self._moved, self._left, self._sent = 0, {}, sent_before(state)
-        task.processor.times.puts.on_passed_on = self._tell_times
+        task.processor.times.puts.on_passed_on = self._report_times
         if self._life and not state.meta(LIFE):
             state.set_meta(LIFE, self._life)
         rows = channels_of(state.rows(OUTBOX))
@@ -222,7 +222,7 @@ class TaskChannels:
     def revoke(self) -> None:
         """Close the channels of a task that another container takes over from its last commit."""
         for name, channel in list(self.channels.items()):
-            channel.release.rows.unsent.tell_lost()
+            channel.release.rows.unsent.report_lost()
             channel.report_refusals(self._context.refusals)
             self._close(name)
 
@@ -380,7 +380,7 @@ class TaskChannels:
         """True if events wait or are being sent that an owner could take now."""
         return any(one.moving for one in self.channels.values() if not one.release.idle)
 
-    def heard(self) -> None:
+    def handle_news(self) -> None:
         """Handle news of receivers; raises S4Error if one does not accept a stream."""
         if self.awaited:  # events put before the stream's partitions were known
             self._context.effects.commit_within(self._task.partition, 0.0)
@@ -471,8 +471,8 @@ class TaskChannels:
         self._own_rows = bool(own)
         self._moved = self._move
 
-    def _tell_times(self, streams: Iterable[str]) -> None:
-        """Tell others how far the task is in inputs of which it has nothing to send on.
+    def _report_times(self, streams: Iterable[str]) -> None:
+        """Report to others how far the task is in inputs of which it has nothing to send on.
 
         No commit has to come first: after a crash it has nothing of these events for them, either.
         """
@@ -509,6 +509,6 @@ class TaskChannels:
                 self._context.refusals
             )  # no answer comes if nothing is left to send
         for channel in self.channels.values() if written else ():
-            channel.emitter.wake()  # also to tell a time
+            channel.emitter.wake()  # also to report a time
         if leaving:
             passing("outbox.released")

@@ -377,7 +377,7 @@ with SyncClient(sys.argv[1]) as client:
 """
 
 
-@pytest.mark.parametrize("how", ["told", "again", "untold"])
+@pytest.mark.parametrize("how", ["told", "again", "unreported"])
 async def test_the_sync_client_raises_a_final_error_once(how: str) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     sent, changed, ended = threading.Event(), threading.Event(), trio.Event()

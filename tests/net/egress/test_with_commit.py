@@ -432,10 +432,10 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
     life.commit([Click(2), Click(4, object())])
-    life.rows.unsent.tell_lost()
+    life.rows.unsent.report_lost()
     assert [each.count for each in life.release.take_refusals()] == [1]
     life.commit()
-    life.rows.unsent.tell_lost()
+    life.rows.unsent.report_lost()
     assert life.release.take_refusals() == []
 
 

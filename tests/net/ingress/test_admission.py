@@ -184,14 +184,14 @@ def test_a_ruling_that_could_not_be_sent_is_said_again_whole() -> None:
     receipt.refuse(1, "no")
     lane = receipt.progress
     lane.ruling()
-    lane.not_told()
+    lane.not_sent()
     assert lane.pressing
     receipt.refuse(2, "no 2")
     assert lane.ruling().exceptions == ((1, 1, "no"), (2, 1, "no 2"))
-    lane.not_told()
+    lane.not_sent()
     assert lane.ruling().exceptions == ((1, 1, "no"), (2, 1, "no 2"))
     assert lane.ruling().outcome == wire.EXPECTED
-    lane.not_told()
+    lane.not_sent()
     assert lane.ruling().outcome == wire.EXPECTED
 
 

@@ -264,7 +264,7 @@ def test_a_refusal_is_reported_once_a_commit_has_settled_it() -> None:
     frame.complete(0, 5)
     assert node.ruling().exceptions == ()
     rows = node.commit()
-    assert rows == {"p": kept(5, untold=((3, 1, "bad", False),))}
+    assert rows == {"p": kept(5, unreported=((3, 1, "bad", False),))}
     frame.done()
     ruling = node.ruling()
     assert (ruling.exceptions, ruling.upto) == (((3, 1, "bad"),), 5)
@@ -299,7 +299,7 @@ def test_refusals_that_were_perhaps_not_heard_are_told_by_the_next_life() -> Non
     frame.refuse(3, "bad")
     frame.done()
     rows = node.commit()
-    assert rows == {"p": kept(10, untold=((3, 1, "bad", False),))}
+    assert rows == {"p": kept(10, unreported=((3, 1, "bad", False),))}
     later = Node({0: rows, 1: {}})  # type: ignore[dict-item]
     assert later.greet((0, 2), (1, 0))[0] == (10, 3)
     ruling = later.ruling()

@@ -22,7 +22,7 @@ FRAMES: dict[str, wire.Header] = {
     "trim": wire.Query(1, "trim", {"stream": "s"}),
     "drop": wire.Query(1, "drop", {"stream": "s"}),
     "forget": wire.Query(1, "forget", {"producer": "me"}),
-    "unheard of": wire.Query(1, "burn"),
+    "unconfirmed of": wire.Query(1, "burn"),
     "another's hello": wire.Hello("you", "1", "s"),
     "another's longer hello": wire.Hello("me-too", "1", "s"),
     "another's data": wire.Data("s", 0, "you", 0, 1, ()),
@@ -38,7 +38,7 @@ FRAMES: dict[str, wire.Header] = {
     "probe": wire.Query(0, "are you there"),
 }
 SENDS = {"hello", "hello of a part", "data", "idle", "watermark", "append", "publish"}
-CHANGES = {"create", "trim", "drop", "forget", "unheard of"}
+CHANGES = {"create", "trim", "drop", "forget", "unconfirmed of"}
 MAY = {
     "node": set(FRAMES),
     "producer": {*SENDS, "list", "drain", "probe"},

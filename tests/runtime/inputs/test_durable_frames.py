@@ -314,8 +314,8 @@ class Node:
         done = self.processed | self.sent_on
         good = {n for n, kind in enumerate(self.kinds) if kind in (GOOD, STRAY)}
         assert done == {n for n in good if n < number}
-        untold = () if row is None else row.untold
-        refused = {n for first, count, *_ in untold for n in range(first, first + count)}
+        unreported = () if row is None else row.unreported
+        refused = {n for first, count, *_ in unreported for n in range(first, first + count)}
         bad = {n for n, kind in enumerate(self.kinds) if kind in REFUSED}
         assert {n for n in bad if n < number} <= refused
 

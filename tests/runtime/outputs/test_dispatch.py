@@ -486,7 +486,7 @@ async def test_two_consumers_at_one_address_are_a_mistake_of_the_configuration()
 async def test_an_output_stream_without_a_consumer_warns_and_drops() -> None:
     async with running(Source([Click("ann", n) for n in range(100)])) as source:
         await until(lambda: source.statistics().sent == {"clicks": 100})
-        assert not source.parts.outputs.owed()
+        assert not source.parts.outputs.unacknowledged()
 
 
 async def test_a_client_with_an_invalid_key_is_refused_at_once() -> None:
