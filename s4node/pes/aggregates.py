@@ -73,7 +73,7 @@ def Sum(field: str) -> Any:  # noqa: N802
         if state in (int, _NUMBER):
             within = f"t if {_LEAST} <= (t := {{}}) <= {_MOST} else {{{{b0}}}}(t)"
             add, both = within.format(add), within.format(both)
-        return Aggregate(state, _ZEROS.get(kind, 0), add, both, field, None, (_in_64_bits,))
+        return Aggregate(state, _ZEROS.get(kind, 0), add, both, field, None, (in_64_bits,))
 
     return OfField(made, (_field("Sum", field),))
 
@@ -150,7 +150,8 @@ def _count_nan(pe: Any, state: Any) -> Any:
     return state
 
 
-def _in_64_bits(total: Any) -> Any:
+def in_64_bits(total: Any) -> Any:
+    """A sum; raises EventError for a whole number that no row has room for."""
     if type(total) is int:
         raise EventError(f"the sum is {total}, beyond 64 bits; make the field a float or Decimal")
     return total

@@ -213,15 +213,12 @@ async def test_clicks_are_enriched_many_at_a_time_with_each_user_in_order() -> N
             Client(node.address) as client,
         ):
             stream = await client.stream("clicks")
-            began = trio.current_time()
             await stream.send_many(clicks)
             assert await stream.flush() == []
-            taken = trio.current_time() - began
             await until(lambda: kept.count == 240)
         nursery.cancel_scope.cancel()
     assert service.twice == []
     assert 8 < service.most <= 16  # two tasks of eight
-    assert taken < 240 * 0.02 / 4
     for n in range(20):
         mine = [located for located in kept.events[0] if located.user == f"user-{n}"]
         assert [located.number for located in mine] == list(range(n, 240, 20))
