@@ -74,15 +74,15 @@ class RecordWriter:
             value = self._value(event, fields)
         except Exception as error:  # of the author's key or format
             raise EventError(
-                f"stream {self._stream!r}: {event!r} cannot be written as a record: "
+                f"stream {self._stream!r}: {event!r:.500} cannot be written as a record: "
                 f"{described(error)}"
             ) from error
         size = len(value) + len(key or b"")
         if size > self._most_bytes:
             raise EventError(
-                f"stream {self._stream!r}: a record of {size} bytes with the key {key!r} is larger "
-                f"than {self._most_bytes} bytes; put smaller events, or raise message.max.bytes of "
-                f"the system's producer and max.message.bytes of the topic"
+                f"stream {self._stream!r}: a record of {size} bytes with the key {key!r:.99} is "
+                f"larger than {self._most_bytes} bytes; put smaller events, or raise "
+                f"message.max.bytes of the system's producer and max.message.bytes of the topic"
             )
         return OutputRecord(self._stream, key, value, time, headers)
 
