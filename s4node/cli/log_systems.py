@@ -43,17 +43,7 @@ class Reading:
         """Print the events of a stream; returns the exit status."""
         async with self._connected() as system:
             described = await self._described(stream)
-            found = await start_of(system, described, start, partition)
-            places = (
-                found
-                if isinstance(found, dict)
-                else {
-                    each["partition"]: await system.resolve(
-                        SystemStreamPartition(system.name, stream, each["partition"]), found
-                    )
-                    for each in described["partitions"]
-                }
-            )
+            places = await start_of(system, described, start, partition)
             report(f"reading {stream} from {_address(system)}; Ctrl-C ends")
             sender, receiver = trio.open_memory_channel[tuple[Place, Any]](0)
             async with trio.open_nursery() as nursery:
@@ -130,11 +120,11 @@ def _address(system: System) -> str:
 
 
 async def start_of(
-    log: System,
+    system: System,
     described: Mapping[str, Any],
     start: Startpoint | Literal["newest"],
     partition: int | None,
-) -> Startpoint | dict[int, int]:
+) -> dict[int, int]:
     """The positions to read from."""
     stream, partitions = described["stream"], described["partitions"]
     if partition is not None and not 0 <= partition < len(partitions):
@@ -144,14 +134,10 @@ async def start_of(
     wanted = partitions if partition is None else [partitions[partition]]
     if start == "newest":
         return {each["partition"]: max(each["oldest"], each["upcoming"] - 1) for each in wanted}
-    if isinstance(start, Specific):
-        if len(wanted) > 1:
-            raise StartpointError(
-                f"stream {stream!r} has {len(partitions)} partitions, each with its own offsets; "
-                f"choose one with --partition"
-            )
-        return {wanted[0]["partition"]: start.offset}
-    if partition is None:
-        return start
-    ssp = SystemStreamPartition(log.name, stream, partition)
-    return {partition: await log.resolve(ssp, start)}
+    if isinstance(start, Specific) and len(wanted) > 1:
+        raise StartpointError(
+            f"stream {stream!r} has {len(partitions)} partitions, each with its own offsets; "
+            f"choose one with --partition"
+        )
+    places = [SystemStreamPartition(system.name, stream, each["partition"]) for each in wanted]
+    return {place.partition: await system.resolve(place, start) for place in places}
