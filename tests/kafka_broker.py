@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 from harness import free_port
 
 JARS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s4node" / "kafka-3.9.1"
@@ -27,10 +37,18 @@ _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},\
+  CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,\
+  CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config=\
+  org.apache.kafka.common.security.plain.PlainLoginModule required user_joe="secret";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
 log.dirs={folder}/data
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
@@ -54,16 +72,21 @@ def lacking() -> str:
 
 
 class Broker:
-    """A broker with its data in ``folder``, at ``address``."""
+    """A broker with its data in ``folder``, at ``address``.
+
+    At ``guarded`` the only user is joe, by SASL, with the password secret and the rights that
+    ``allow`` gives.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.address = f"127.0.0.1:{(port := free_port())}"
+        self.guarded = f"127.0.0.1:{(guarded := free_port())}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._properties = folder / "server.properties"
         self._properties.write_text(
-            _PROPERTIES.format(port=port, controller=free_port(), folder=folder)
+            _PROPERTIES.format(port=port, guarded=guarded, controller=free_port(), folder=folder)
         )
         cluster = "AAAAAAAAAAAAAAAAAAAAAQ"
         format_ = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties)
@@ -121,6 +144,41 @@ class Broker:
         deadline = time.monotonic() + 30
         while topic in self.admin.list_topics(timeout=5).topics:
             assert time.monotonic() < deadline, f"topic {topic} is still there"
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        deadline = time.monotonic() + 30
+        while len(self.partitions(topic)) < partitions:
+            assert time.monotonic() < deadline, f"topic {topic} did not grow"
+
+    def lose_end(self, topic: str, partition: int, first: int) -> None:
+        """Start the broker, and so a new epoch, without the batches from an offset on, which begins
+        one."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+        (self._folder / "data" / ".kafka_cleanshutdown").unlink(missing_ok=True)
+        folder = self._folder / "data" / f"{topic}-{partition}"
+        segment = folder / f"{0:020}.log"
+        data, at = segment.read_bytes(), 0
+        while int.from_bytes(data[at : at + 8], "big") < first:  # each begins with its offset
+            at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+        assert int.from_bytes(data[at : at + 8], "big") == first
+        segment.write_bytes(data[:at])
+        for file in (*folder.glob("*.index"), *folder.glob("*.timeindex")):
+            file.unlink()
+        self.start()
+
+    def allow(self, name: str, right: str, kind: ResourceType = ResourceType.TOPIC) -> None:
+        """Give joe a right, such as READ."""
+        operation = AclOperation[right]
+        exact, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+        acl = AclBinding(kind, name, exact, "User:joe", "*", operation, allow)
+        self.admin.create_acls([acl])[acl].result(30)
+        wanted = AclBindingFilter(kind, name, exact, "User:joe", "*", operation, allow)
+        deadline = time.monotonic() + 30
+        while not self.admin.describe_acls(wanted).result(30):
+            assert time.monotonic() < deadline, f"{right} of {name} is not allowed yet"
 
     def trim(self, topic: str, partition: int, below: int) -> None:
         place = TopicPartition(topic, partition, below)

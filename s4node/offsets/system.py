@@ -205,13 +205,14 @@ class System(Source, Protocol):
         ...
 
     async def open(
-        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type], epoch: int = 0
     ) -> PartitionReader:
         """Read a partition from ``offset`` on; events become objects of these types.
 
         If GenericEvent is the only type, events of all types become GenericEvents. Raises
         StartpointError for an offset beyond the upcoming one; an offset below the oldest raises
-        InputLost when it is read.
+        InputLost when it is read. ``epoch`` is given if a reader that was there had one: if the
+        end of this epoch is lost, and the offset with it, open or read raises StartpointError.
         """
         ...
 

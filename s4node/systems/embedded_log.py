@@ -127,7 +127,7 @@ class EmbeddedLog:
         return int((await self.ask("offset", asked))["offset"])
 
     async def open(
-        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type], epoch: int = 0
     ) -> PartitionReader:
         """Read a partition from ``offset`` on."""
         bounds = await self.bounds(ssp)
@@ -138,7 +138,7 @@ class EmbeddedLog:
             )
         self._last += 1
         name = f"{self._me}-{self._last}"
-        reader = _Reader(self, ssp, offset, types, name, bounds.epoch)
+        reader = _Reader(self, ssp, offset, types, name, epoch or bounds.epoch)
         self._readers.add(reader)
         self._link.add(reader.reading)
         return reader

@@ -40,7 +40,14 @@ from s4node.events.event import GenericEvent
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import Bounds, PartitionReader, Receiver, SystemStreamPartition
-from s4node.systems.kafka_reader import DENIED, GONE, PASSING, KafkaConsumer, KafkaReader
+from s4node.systems.kafka_reader import (
+    DENIED,
+    GONE,
+    PASSING,
+    KafkaConsumer,
+    KafkaReader,
+    check_epoch,
+)
 from s4node.systems.kafka_transactions import OpenTransactions
 from s4node.systems.kafka_writer import KafkaMarkers, KafkaReceiver
 from s4node.systems.records import RecordFormat, RecordReader
@@ -323,7 +330,7 @@ class KafkaSystem:
         return offset if offset >= 0 else bounds.upcoming
 
     async def open(
-        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
+        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type], epoch: int = 0
     ) -> PartitionReader:
         form = RecordFormat.configured(self._config, ssp.stream)
         records = RecordReader(ssp.stream, form, types)
@@ -334,6 +341,9 @@ class KafkaSystem:
                 f"before it"
             )
         place = await self._place(ssp, offset)
+        if epoch > 0:
+            known = TopicPartition(place.topic, place.partition, offset, leader_epoch=epoch - 1)
+            await threads.run_sync(check_epoch, ssp, known, self._options)
         last = None
         if self._config.matching(settings.BOUNDED).get(ssp.stream, False):
             last = self._ends.setdefault(ssp, bounds.upcoming)

@@ -8,6 +8,8 @@ Rules
   client then throws away what it has fetched, so the partition resumes when half is free.
 - Offsets may have no record: they have a transaction's end, or were compacted away. The broker
   announces the end of a partition, so a reader also passes the offsets behind the last record.
+- Records have the epoch of their leader. Kept with the position behind one, it shows later that the
+  end of the partition was lost, and that other records have its offsets.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 import trio
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from s4node.errors import InputLost, S4Error, StageClosed
+from s4node.errors import InputLost, S4Error, StageClosed, StartpointError
 from s4node.offsets.system import (
     END_OF_STREAM,
     Bounds,
@@ -88,6 +90,9 @@ _LOST = frozenset(
         KafkaError._LOG_TRUNCATION,
     )
 )
+_TRUNCATED = "log truncation"
+"""What the client says of an offset beyond the end of its epoch, under the code of any reset."""
+
 GONE = frozenset(
     (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 )
@@ -103,6 +108,8 @@ class Arrived(NamedTuple):
     weight: int
     created_ms: int
     upcoming: int
+    epoch: int = -1
+    """1 more than the epoch of the last record; -1 if offsets without a record follow it."""
 
 
 class KafkaConsumer:
@@ -273,6 +280,8 @@ class KafkaReader:
         """The records behind the end, if a transaction has been open there for a while."""
         self.maybe_uncommitted = False
         self.still_since = trio.current_time()  # with nothing new
+        self.epoch = 0
+        """That of ``position``, as ``open`` takes it; 0 if nothing was read."""
         self._end = bounds.upcoming
         self._last = last
         self._records = records
@@ -313,7 +322,7 @@ class KafkaReader:
         self._count_taken(arrived)
         if was_full and not self.is_full(paused=True):
             self._consumer.wake()
-        self.position = arrived.end
+        self.position, self.epoch = arrived.end, arrived.epoch
         return RecordBatch(
             self.ssp,
             arrived.first,
@@ -372,7 +381,9 @@ class KafkaReader:
         self._events += len(values)
         self._bytes += weight
         created = messages[0].timestamp()[1]
-        return Arrived(offsets[0], offsets[-1] + 1, records, weight, created, upcoming)
+        epoch = messages[-1].leader_epoch()
+        epoch = -1 if epoch is None else epoch + 1
+        return Arrived(offsets[0], offsets[-1] + 1, records, weight, created, upcoming, epoch)
 
     # -- what has come -------------------------------------------------------------------------
 
@@ -401,8 +412,10 @@ class KafkaReader:
                 self.arrive(Arrived(self._next, offset, Records((), ()), 0, 0, offset))
             self._end = self._next
             return
-        if code in _LOST:
+        if code in _LOST and _TRUNCATED not in error.str():
             self.end_by(self._lost(error.str()))
+        elif code in _LOST:
+            self.end_by(_end_lost(self.ssp, self._next, error))
         elif code in GONE:
             self.end_by(
                 S4Error(
@@ -424,6 +437,33 @@ class KafkaReader:
             f"{self.ssp}: offset {self.position} does not exist: {reason}; retention was faster "
             f"than the reader, or the topic is another one now"
         )
+
+
+def check_epoch(
+    ssp: SystemStreamPartition, place: TopicPartition, options: Mapping[str, Any]
+) -> None:
+    """Raise StartpointError if the end of the epoch of ``place`` is lost, and its offset with it.
+
+    Only a new consumer compares them, so this takes one for it, in a thread.
+    """
+    consumer = Consumer(dict(options))
+    try:
+        consumer.assign([place])
+        while not (found := consumer.consume(1, _WAIT)):
+            trio.from_thread.check_cancelled()
+        error = found[0].error()
+        if error is not None and error.code() in _LOST and _TRUNCATED in error.str():
+            raise _end_lost(ssp, place.offset, error)
+    finally:
+        consumer.close()
+
+
+def _end_lost(ssp: SystemStreamPartition, offset: int, error: KafkaError) -> StartpointError:
+    return StartpointError(
+        f"{ssp}: the records before offset {offset} are lost, and others may have their offsets: "
+        f"{error.str()}. What they did stays in the state. Say where to resume: s4 startpoint set "
+        f"APP '{ssp}' --offset N"
+    )
 
 
 def _before(arrived: Arrived, end: int) -> Arrived:

@@ -234,7 +234,9 @@ class MemorySystem:
                 return home.upcoming
         assert_never(startpoint)
 
-    async def open(self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]) -> _Reader:
+    async def open(
+        self, ssp: SystemStreamPartition, offset: int, types: Sequence[type], epoch: int = 0
+    ) -> _Reader:
         await self.wait_reachable()
         home = self.partition_of(ssp)
         if offset > home.upcoming:
@@ -242,6 +244,8 @@ class MemorySystem:
                 f"{ssp} ends at {home.upcoming}, before offset {offset}; start at the end or "
                 f"before it"
             )
+        if epoch and offset > (end := (await self.bounds(ssp)).end_of(epoch)):
+            raise StartpointError(f"{ssp}: the events from offset {end} to {offset} are lost")
         return _Reader(self, ssp, offset, self._batches(ssp, types))
 
     def _batches(self, ssp: SystemStreamPartition, types: Sequence[type]) -> _Batches:

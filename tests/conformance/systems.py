@@ -85,6 +85,15 @@ class Lab(ABC):
         """Leave offsets without an event; returns False if each offset always has one."""
         return False
 
+    async def lose_end(self, stream: str, partition: int, first: int) -> bool:
+        """Lose the events from an offset on that begins an append, as in a power cut; returns False
+        if a test cannot have that happen."""
+        return False
+
+    async def grow(self, stream: str, partitions: int) -> bool:
+        """Give a stream more partitions; returns False if its number never changes."""
+        return False
+
     async def drop(self, stream: str) -> None:
         """Delete a stream."""
         raise NotImplementedError
@@ -197,6 +206,44 @@ class SystemConformance:
                 await lab.system.identity("clicks")
             await lab.create("clicks", 1)
             assert await lab.system.identity("clicks") not in ("", first)
+
+    async def test_a_stream_gets_more_partitions_and_keeps_its_identity_and_its_events(
+        self, open_lab: Any
+    ) -> None:
+        async with open_lab() as lab:
+            await lab.create("clicks", 1)
+            await lab.clicks(3)
+            identity = await lab.system.identity("clicks")
+            if not await lab.grow("clicks", 3):
+                pytest.skip("the number of partitions of a stream never changes")
+            assert await lab.system.partitions("clicks") == 3
+            assert await lab.system.identity("clicks") == identity
+            await lab.clicks(2, partition=2, first=3)
+            for partition, numbers in ((0, [0, 1, 2]), (2, [3, 4])):
+                reader = await lab.system.open(lab.ssp(partition), 0, [Click])
+                assert (await read(reader, len(numbers))).numbers == numbers
+
+    async def test_the_lost_end_of_an_epoch_is_not_taken_for_what_came_later(
+        self, open_lab: Any
+    ) -> None:
+        async with open_lab() as lab:
+            await lab.create("clicks", 1)
+            await lab.clicks(5)
+            await lab.clicks(5, first=5)
+            reader = await lab.system.open(lab.ssp(), 0, [Click])
+            await read(reader, 10)
+            epoch = getattr(reader, "epoch", 0)
+            await reader.aclose()
+            if not await lab.lose_end("clicks", 0, 5):
+                pytest.skip("a test of the log loses its end elsewhere")
+            await lab.clicks(10, first=10)
+
+            async def go_on() -> None:
+                reader = await lab.system.open(lab.ssp(), 10, [Click], epoch)
+                await reader.read()
+
+            with trio.fail_after(SOON), pytest.raises(StartpointError, match="are lost"):
+                await go_on()
 
     # -- records -----------------------------------------------------------------------------
 

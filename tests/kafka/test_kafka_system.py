@@ -46,6 +46,15 @@ class KafkaLab(Lab):
     async def create(self, stream: str, partitions: int) -> None:
         await trio.to_thread.run_sync(self._broker.create, self._topics[stream], partitions)
 
+    async def grow(self, stream: str, partitions: int) -> bool:
+        await trio.to_thread.run_sync(self._broker.grow, self._topics[stream], partitions)
+        return True
+
+    async def lose_end(self, stream: str, partition: int, first: int) -> bool:
+        topic = self._topics[stream]
+        await trio.to_thread.run_sync(self._broker.lose_end, topic, partition, first)
+        return True
+
     async def drop(self, stream: str) -> None:
         await trio.to_thread.run_sync(self._broker.delete, self._topics[stream])
 

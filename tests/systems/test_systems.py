@@ -176,7 +176,15 @@ class MemoryLab(Lab):
         self.system = self.memory = MemorySystem(config=Config.from_values(RECORD_SETTINGS))
 
     async def create(self, stream: str, partitions: int) -> None:
-        self.memory.create(stream, partitions)
+        self.memory.create(stream, partitions, epochs=True)
+
+    async def grow(self, stream: str, partitions: int) -> bool:
+        self.memory.create(stream, partitions, epochs=True)
+        return True
+
+    async def lose_end(self, stream: str, partition: int, first: int) -> bool:
+        self.memory.lose_end(stream, partition, first)
+        return True
 
     async def drop(self, stream: str) -> None:
         self.memory.remove_stream(stream)

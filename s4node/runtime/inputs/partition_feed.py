@@ -176,8 +176,12 @@ class PartitionFeed:
                     reader, self._anew = None, False
                 with self._owner.until_stopped(self._scope):
                     if reader is None and self.takers:
-                        at = min(taker.next for taker in self.takers.values())
-                        reader = await self._system.open(self.ssp, at, self._types)
+                        first = min(self.takers.values(), key=lambda taker: taker.next)
+                        place = self.ssp, first.next, self._types
+                        if epoch := first.progress.epoch:  # systems without epochs take none
+                            reader = await self._system.open(*place, epoch)
+                        else:
+                            reader = await self._system.open(*place)
                         self._reader = reader
                     if reader is not None and not self._stale():  # takers come and go meanwhile
                         end = await self._read(reader)
@@ -236,6 +240,7 @@ class PartitionFeed:
         for taker in self.takers.values():
             if taker.next < oldest:
                 taker.progress.complete(taker.next, oldest)
+                taker.progress.epoch = bounds.epoch
                 taker.next = oldest
 
     def _give_mixed(self, batch: InputBatch, keyed: Keyed) -> None:

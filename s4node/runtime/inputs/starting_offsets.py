@@ -112,7 +112,7 @@ class StartingOffsets:
         self, system: System, ssp: SystemStreamPartition, checkpoint: int, epoch: int
     ) -> tuple[int, int]:
         bounds = await system.bounds(ssp)
-        if epoch and checkpoint > (end := bounds.end_of(epoch)):
+        if epoch and bounds.epochs and checkpoint > (end := bounds.end_of(epoch)):
             log.error(
                 "the end of an input is lost, and stays counted; reading goes on after it",
                 input=str(ssp),

@@ -127,6 +127,21 @@ async def test_a_checkpoint_below_the_oldest_kept_event_stops_the_container(
     assert app.seen == [("ada", number) for number in range(6, 10)]
 
 
+async def test_what_retention_takes_while_an_app_reads_is_skipped_into_a_later_epoch(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("clicks", 1, epochs=True)
+    system.put("clicks", 0, *(Click("ada", number) for number in range(5)))
+    app = clicks_app()
+    async with running(app, {**settings, "streams.clicks.onLost": "oldest"}):
+        await until(lambda: len(app.seen) == 5)
+        system.lose_end("clicks", 0, 5)  # an epoch ends, and nothing is lost with it
+        system.put("clicks", 0, *(Click("ada", number) for number in range(5, 15)))
+        system.trim("clicks", 0, 8)
+        await until(lambda: len(app.seen) == 12)
+    assert app.seen == [("ada", number) for number in (*range(5), *range(8, 15))]
+
+
 async def test_a_lost_end_is_found_after_starts_in_which_the_input_had_no_events(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
