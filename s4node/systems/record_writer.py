@@ -34,6 +34,9 @@ _encode_json = msgspec.json.Encoder().encode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
+_Ways = tuple[Callable[[Any], Any], Callable[[Any], float], dict[str, str]]
+
+
 class RecordWriter:
     """Makes records of the events of ``stream``, whose key is ``key``. A record takes at most
     ``most_bytes``, with its key."""
@@ -46,7 +49,7 @@ class RecordWriter:
         self._key = key
         self._most_bytes = most_bytes
         self._value = _values_of(stream, form)
-        self._ways: dict[type, tuple[Callable[[Any], Any], Callable[[Any], float]]] = {}
+        self._ways: dict[type, _Ways] = {}
 
     def write(self, events: Sequence[Any], now_ms: int) -> list[OutputRecord]:
         """The records of the first events, until they have ``AT_ONCE_BYTES``; those without a time
@@ -66,11 +69,13 @@ class RecordWriter:
         try:
             if event.__class__ is Tombstone:
                 return OutputRecord(self._stream, record_key(check_key(event.key)), None, now_ms)
-            find_key, find_time = self._ways_of(event.__class__)
+            find_key, find_time, names = self._ways_of(event.__class__)
             key = None if self._key is None else record_key(check_key(find_key(event)))
             time = int(find_time(event) * 1000) if self._form.time else now_ms
             fields = _fields_of(event)
             headers = self._headers(fields.pop(self._form.headers, None))
+            if names:
+                fields = {names[name]: field for name, field in fields.items()}
             value = self._value(event, fields)
         except Exception as error:  # of the author's key or format
             raise EventError(
@@ -86,13 +91,17 @@ class RecordWriter:
             )
         return OutputRecord(self._stream, key, value, time, headers)
 
-    def _ways_of(self, cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], float]]:
-        """The functions that find the key and the time of events of a class."""
+    def _ways_of(self, cls: type) -> _Ways:
+        """The functions that find the key and the time of events of a class, and the names of its
+        fields in values, if it renames any."""
         if cls not in self._ways:
             key = _nothing if self._key is None else _finder(self._key, cls)
             form = self._form
             rule = TimeRule(self._stream, form.time, [EventType(cls)]) if form.time else None
-            self._ways[cls] = key, _nothing if rule is None else rule.find
+            known = () if cls is GenericEvent else msgspec.structs.fields(cls)
+            names = {each.name: each.encode_name for each in known}
+            renamed = names if any(name != names[name] for name in names) else {}
+            self._ways[cls] = key, _nothing if rule is None else rule.find, renamed
         return self._ways[cls]
 
     def _headers(self, found: Any) -> Sequence[tuple[str, bytes]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from s4node import Event, GenericEvent
 from s4node.config.config import Config
 from s4node.errors import ConfigError
+from s4node.systems.record_writer import RecordWriter
 from s4node.systems.records import RecordFormat, RecordReader, Records
 
 
@@ -141,6 +142,24 @@ def test_a_format_of_one_s_own_gives_fields_or_events() -> None:
     form = RecordFormat(serde="test_records:Made", key="user")
     (event,) = RecordReader("o", form, [Order]).read(Records([0], [b"ann"], [b"bob"]))[0]
     assert event == Order("bob", 7)
+
+
+class Renamed(Event, rename="camel"):
+    user_id: str
+    at: int = 0
+
+
+def test_renamed_fields_have_their_names_of_values_in_and_out() -> None:
+    form, value = RecordFormat(time="at"), b'{"userId":"joe"}'
+    reader = RecordReader("orders", form, [Renamed])
+    events, _, _ = reader.read(Records([0], [value], times=[1000]))
+    assert events == [Renamed("joe", 1)]
+    writer = RecordWriter("orders", form._replace(time=""), "user_id", 1000)
+    (record,) = writer.write(events, 5)
+    assert (record.key, msgspec.json.decode(record.value or b"")) == (
+        b"joe",
+        {"userId": "joe", "at": 1},
+    )
 
 
 def test_a_value_with_the_id_of_a_schema_says_what_it_takes() -> None:
