@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +17,34 @@ import trio
 pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 
 import kafka_clicks
-from harness import metric, plain_errors, running, s4_process, until
+from confluent_kafka.admin import ResourceType
+from harness import free_port, metric, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
 from kafka_broker import Broker, lacking, running_broker
 from kafka_clicks import Clicks
+from kafka_sums import Sums
 from structlog.testing import capture_logs
 
+from s4node import App
 from s4node.errors import (
     CheckpointError,
     ConfigError,
+    DecodeError,
     InputLost,
+    MisplacedKey,
     S4Error,
     UnknownStream,
 )
+from s4node.events.keys import Partitioner, kafka
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
+
+
+_numbers = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -115,15 +126,151 @@ async def test_a_topic_that_is_made_anew_or_trimmed_stops_the_app(
     assert await counted(settings, truth) == truth
     put(broker, topic, range(10, 30))
     broker.trim(topic, 0, 20)
-    with dies(InputLost, match="offset 10, but the oldest event is at 20"):
+    with dies(InputLost, match="offset 10, but the oldest event is at 20.*onLost = oldest"):
         async with running(Clicks("clicks"), settings):
             await trio.sleep_forever()
+    left = Counter((f"user-{n % 5}", n) for n in range(20, 30))
+    assert await counted({**settings, "streams.clicks.onLost": "oldest"}, truth | left) == (
+        truth | left
+    )
     broker.delete(topic)
     broker.create(topic, 1)
     put(broker, topic, range(40))
     with dies(CheckpointError, match="kafka.clicks was deleted and made anew under its name"):
         async with running(Clicks("clicks"), settings):
             await trio.sleep_forever()
+
+
+async def test_keys_stay_where_their_producers_put_them_and_one_elsewhere_stops_the_app(
+    broker: Broker, topic: str, settings: dict[str, str]
+) -> None:
+    broker.create(topic, 3)
+    producer, places = broker.producer(partitioner="murmur2_random"), dict[str, int]()
+
+    def note(_: Any, message: Any) -> None:
+        places[message.key().decode()] = message.partition()
+
+    users = [f"user-{n}-{'x' * (n % 9)}é" for n in range(2000)]
+    for n, user in enumerate(users):
+        value = json.dumps({"user": user, "number": n}).encode()
+        producer.produce(topic, value, user.encode(), on_delivery=note)
+    assert producer.flush(30) == 0
+    home = Partitioner(3, kafka).partition_of
+    assert places == {user: home(user) for user in users}
+    truth = Counter((user, n) for n, user in enumerate(users))
+    routed = {**settings, "s4.hasher": "kafka", "streams.clicks.routed": "true"}
+    assert await counted(routed, truth) == truth
+    producer = broker.producer()
+    wrong = (home("bob") + 1) % 3
+    producer.produce(topic, b'{"user": "bob", "number": 1}', b"bob", wrong)
+    assert producer.flush(30) == 0
+    said = f"'bob' came in partition {wrong} of kafka.{re.escape(topic)}.*partition {home('bob')}"
+    with dies(MisplacedKey, match=said):
+        async with running(Clicks("clicks"), routed):
+            await trio.sleep_forever()
+    bob = Counter({("bob", 1): 1})  # the others are in the state, and not in memory
+    assert await counted({**routed, "streams.clicks.routed": "false"}, bob) == bob
+
+
+async def test_a_topic_that_gets_more_partitions_stops_the_app_which_goes_on_with_all(
+    broker: Broker, topic: str, settings: dict[str, str]
+) -> None:
+    broker.create(topic, 2)
+    truth = put(broker, topic, range(10))
+    monitored = {**settings, "job.coordinator.monitor-partition-change.frequency.ms": "50"}
+    with dies(S4Error, match="clicks has 4 partitions, but had 2 .*Start the app again"):
+        async with running(Clicks("clicks"), monitored) as container:
+            await until(lambda: numbers_of(container) == truth)
+            broker.grow(topic, 4)
+            await trio.sleep_forever()
+    for partition in range(4):
+        truth += put(broker, topic, range(10 + partition, 30, 4), partition)
+    with plain_errors():
+        async with running(Clicks("clicks"), settings) as container:
+            await until(lambda: numbers_of(container).total() >= truth.total())
+            assert numbers_of(container) == truth
+            assert len(container.tasks) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (b"joe", b"{", r"kafka\.clicks\[0\].*offset 1.*Click does not decode"),
+        (None, b"{}", "offset 1.*the record has no key"),
+        (b"\0\0\0\0\1Hjoe", b"\0\0\0\0\1Hjoe", "offset 1.*the id of a schema, as Confluent's"),
+    ],
+)
+async def test_a_record_that_is_no_event_stops_the_app_or_is_a_dead_letter(
+    broker: Broker, settings: dict[str, str], key: bytes | None, value: bytes, said: str
+) -> None:
+    topic, letters = (f"{kind}-{next(_numbers)}" for kind in ("clicks", "letters"))
+    settings |= {"streams.clicks.samza.physical.name": topic, "streams.clicks.record.key": "user"}
+    broker.create(topic, 1)
+    broker.create(letters, 1)
+    producer = broker.producer()
+    for each in ((b"joe", b'{"number": 1}'), (key, value), (b"joe", b'{"number": 2}')):
+        producer.produce(topic, each[1], each[0])
+    assert producer.flush(30) == 0
+    with dies(DecodeError, match=said):
+        async with running(Clicks("clicks"), settings):
+            await trio.sleep_forever()
+    kept = {**settings, "task.dead.letter.stream": f"kafka.{letters}"}
+    truth = Counter([("joe", 1), ("joe", 2)])
+    assert await counted(kept, truth) == truth
+    (letter,) = broker.records(letters)
+    assert json.loads(letter.value())["offset"] == 1
+
+
+async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
+    broker: Broker, topic: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    broker.create(topic, 1)
+    truth = put(broker, topic, range(10))
+    secret = tmp_path / "secret"
+    options = {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "joe",
+        "sasl.password.file": str(secret),
+    }
+    settings |= {f"systems.kafka.consumer.{name}": text for name, text in options.items()}
+    settings["systems.kafka.address"] = broker.guarded
+
+    async def refused(said: str, app: Callable[[str], App] = Clicks) -> None:
+        with dies(S4Error, match=said):
+            async with running(app("clicks"), settings):
+                await trio.sleep_forever()
+
+    secret.write_text("wrong\n")
+    await refused("refuses: .*Authentication failed")
+    secret.write_text("secret\n")
+    await refused("refuses topic .*TOPIC_AUTHORIZATION_FAILED.* the right to describe and to read")
+    broker.allow(topic, "DESCRIBE")
+    await refused("refuses.*TOPIC_AUTHORIZATION_FAILED.* the right to describe and to read")
+    broker.allow(topic, "READ")
+    assert await counted(settings, truth) == truth
+    totals, markers = f"totals-{topic}", "__s4-denied-clicks"
+    broker.create(totals, 1)
+    settings |= {
+        "s4.cluster.name": "denied",
+        "streams.totals.samza.physical.name": totals,
+        "s4.state.folder": str(tmp_path / "other"),
+    }
+    await refused(f"refuses topic '{totals}'.*TOPIC_AUTHORIZATION_FAILED", Sums)
+    broker.allow(totals, "DESCRIBE")
+    await refused("TRANSACTIONAL_ID_AUTHORIZATION_FAILED.* with this transactional id", Sums)
+    for task in range(1):
+        name = f"s4/denied/clicks/Partition {task}/kafka"
+        broker.allow(name, "WRITE", ResourceType.TRANSACTIONAL_ID)
+    await refused(f"'{markers}' cannot be created.*kafka-topics.sh --create --topic", Sums)
+    broker.create(markers, 16, cleanup_policy="compact")
+    for right in ("READ", "WRITE"):
+        broker.allow(markers, right)
+    await refused("records of .*TOPIC_AUTHORIZATION_FAILED.*rights to write to the topics", Sums)
+    broker.allow(totals, "WRITE")
+    with plain_errors():
+        async with running(Sums("clicks"), settings):
+            await until(lambda: len(broker.records(totals)) == 10, "all are there")
 
 
 async def test_a_bounded_input_ends_where_it_ended_at_the_start(
@@ -165,6 +312,7 @@ async def test_a_transaction_that_nobody_ends_is_named_with_what_it_holds_up(
     [
         ({"streams.clicks.samza.physical.name": "no.such"}, UnknownStream, "no stream 'no.such'"),
         ({"systems.kafka.consumer.group.id": "mine"}, ConfigError, "group.id is set, and cannot"),
+        ({"systems.kafka.consumer.isolation.level": "x"}, ConfigError, "once they are committed"),
         ({"systems.kafka.consumer.sasl.password": "x"}, ConfigError, "consumer.sasl.password.file"),
         ({"systems.kafka.consumer.sasl.password.file": "/no"}, ConfigError, "cannot be read"),
         ({"systems.kafka.consumer.no.such": "1"}, ConfigError, "No such configuration property"),
@@ -193,6 +341,52 @@ async def test_what_is_wrong_with_its_settings_is_said_at_once(
             await trio.sleep_forever()
 
 
+async def test_the_log_command_reads_a_topic_with_the_formats_of_the_app(
+    broker: Broker, topic: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    broker.create(topic, 2)
+    producer = broker.producer()
+    for value in (b'{"n": 1}', b"{", b'{"n": 2}'):
+        producer.produce(topic, value, b"joe", 1)
+    assert producer.flush(30) == 0
+    settings["streams.clicks.record.key"] = "user"
+    file = tmp_path / "app.properties"
+    file.write_text("".join(f"{name} = {text}\n" for name, text in settings.items()))
+
+    async def log(*words: str) -> Any:
+        return await run_s4("log", *words, "--system", "kafka", "--config", file, cwd=tmp_path)
+
+    tailed = await log("tail", "clicks", "--from", "oldest", "--count", "2", "--json")
+    assert tailed.stdout.splitlines() == [
+        '{"partition":1,"offset":0,"event":{"n":1,"user":"joe"}}',
+        '{"partition":1,"offset":2,"event":{"n":2,"user":"joe"}}',
+    ]
+    assert "kafka.clicks[1]: offset 1 is left out: GenericEvent does not decode" in tailed.stderr
+    tailed = await log("tail", "clicks", "--from", "newest", "--partition", "1", "--count", "1")
+    assert tailed.stdout == '{"n":2,"user":"joe"}\n'
+    described = await log("describe", topic)
+    assert described.stdout == f"{topic}: 2 partitions\n  0: offsets 0 to 0\n  1: offsets 0 to 3\n"
+    found = json.loads((await log("describe", "--json")).stdout)
+    assert {"partition": 1, "oldest": 0, "upcoming": 3} in [
+        part for each in found if each["stream"] == topic for part in each["partitions"]
+    ]
+    unknown = await log("tail", "no.such")
+    assert unknown.returncode == 1
+    assert re.search(f"no stream 'no.such'.* it has: .*{re.escape(topic)}", unknown.stderr)
+    nowhere = ("-p", f"systems.kafka.address=127.0.0.1:{free_port()}")
+    away = await log("describe", "clicks", "--timeout", "1", *nowhere)
+    assert (away.returncode, away.stdout) == (1, "")
+    assert "system 'kafka' at 127.0.0.1:" in away.stderr
+    assert "does not answer within 1 s" in away.stderr
+    for name, text in (("security.protocol", "sasl_plaintext"), ("sasl.mechanism", "PLAIN"),
+                       ("sasl.username", "joe"), ("sasl.password.file", __file__)):  # fmt: skip
+        settings[f"systems.kafka.consumer.{name}"] = text
+    file.write_text("".join(f"{name} = {text}\n" for name, text in settings.items()))
+    denied = await log("tail", "clicks")
+    assert denied.returncode == 1
+    assert re.search(r"system 'kafka' at .* refuses: .*SASL", denied.stderr)
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -213,9 +407,9 @@ def numbers_of(container: Any) -> Counter[Any]:
     return found
 
 
-def put(broker: Broker, topic: str, numbers: range) -> Counter[Any]:
+def put(broker: Broker, topic: str, numbers: range, partition: int = 0) -> Counter[Any]:
     records = [{"user": f"user-{n % 5}", "number": n} for n in numbers]
-    broker.put(topic, [json.dumps(record).encode() for record in records])
+    broker.put(topic, [json.dumps(record).encode() for record in records], partition)
     return Counter((record["user"], record["number"]) for record in records)
 
 
