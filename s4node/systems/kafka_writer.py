@@ -290,10 +290,8 @@ class KafkaReceiver:
         passing("outlet.sent")
         try:
             producer.commit_transaction(self._seconds)
-        except KafkaException:
-            if self._failed is not None:
-                raise KafkaException(self._failed) from None
-            raise
+        except KafkaException as error:
+            raise KafkaException(self._cause(error.args[0])) from None
         passing("outlet.published")
 
     def _discard(self) -> None:
@@ -306,6 +304,14 @@ class KafkaReceiver:
         if error is not None and (self._failed is None or self._failed.code() not in _REFUSED):
             self._failed = error
             self._failed_topic = message.topic()
+
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """The error of the first record that is refused, unless records were only purged because of
+        the transaction's ``error``."""
+        failed = self._failed
+        if failed is None or (failed.code() not in _REFUSED and error.code() in _REFUSED):
+            return error
+        return failed
 
     def _said(self, error: KafkaError) -> S4Error:
         """The error for one of the client's: it passes, or it does not."""
