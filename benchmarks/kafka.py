@@ -97,7 +97,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         row = Result.of("kafka", found[each], until=each)
         row.p50_ms = middle([one["p50_ms"] for one in found[each]])
         row.p99_ms = middle([one["p99_ms"] for one in found[each]])
-        row.ratio = None
+        row.events_per_s = None
         rows.append(row)
     rows[-1].notes["commit_ms"] = _INTERVAL_MS
     return rows
