@@ -149,17 +149,21 @@ def test_a_failure_shows_the_events_of_the_last_messages() -> None:
         with ClusterTest(counting, seed=seed, settings=DURABLE) as test:
             test.send("clicks", *CLICKS)
             test.settle()
+            test.send("clicks", *CLICKS)
+            test.settle()
             raise AssertionError
 
     with pytest.raises(AssertionError) as failure:
         check_seeds(fails, [1])
     shown = failure.value.__notes__[-1]
     assert re.search(
-        r"program to host\d: clicks\[\d\] 0: Click\(user='user-\d', number=0, at=", shown
+        r"program to host\d: clicks\[\d\] \d: Click\(user='user-\d', number=0, at=", shown
     )
-    assert re.search(r"host\d to host\d: seen\[\d\] 0: Seen\(group='\d', user='user-\d', nu", shown)
-    assert re.search(r"host\d to program: done of clicks: \[\d\] below 1", shown)
-    assert re.search(r"host\d commits Partition \d of counting: user-\d = \[0, \[0\]\]", shown)
+    assert re.search(
+        r"host\d to host\d: seen\[\d\] \d: Seen\(group='\d', user='user-\d', nu", shown
+    )
+    assert re.search(r"host\d to program: done of clicks: \[\d\] below \d", shown)
+    assert re.search(r"host\d commits Partition \d of counting: user-\d = \[0, \[0, 0\]\]", shown)
 
 
 @pytest.mark.parametrize("chance", [random.random, time.time, time.perf_counter])
