@@ -21,7 +21,7 @@ from s4node.app.processing_element import ElementType, ProcessingElement
 from s4node.app.prototype import Prototype, Trigger
 from s4node.app.stream import Stream, StreamTime, Target
 from s4node.errors import PackageError
-from s4node.pes.aggregates import Aggregate, AggregatesType, in_64_bits
+from s4node.pes.aggregates import Aggregate, AggregatesType, count_nan, in_64_bits
 from s4node.store_spec import StoreSpec
 from s4node.version import __version__
 
@@ -32,6 +32,7 @@ _INNER = {
     "Prototype": Prototype,
     "StoreSpec": StoreSpec,
     "StreamTime": StreamTime,
+    "count_nan": count_nan,
     "in_64_bits": in_64_bits,
 }  # names that are not public
 

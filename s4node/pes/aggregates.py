@@ -92,7 +92,7 @@ def _extreme(better: str, kind: Any, field: str) -> Aggregate:
     value = f"{{x}} if {{s}} is None or {{x}} {better} {{s}} else {{s}}"
     add, both = value.replace("{x}", "{v}"), value.replace("{x}", "{o}")
     both = f"{{s}} if {{o}} is None else ({both})"
-    return Aggregate(kind | None, None, _without_nan(kind, add), both, field, None, (_count_nan,))
+    return Aggregate(kind | None, None, _without_nan(kind, add), both, field, None, (count_nan,))
 
 
 def Mean(field: str) -> Any:  # noqa: N802
@@ -132,7 +132,7 @@ def Top(most: int, field: str, *, of: str = "") -> Any:  # noqa: N802
         held: Any = kind
         if of:
             held = tuple[kind, Any if of_kind is _NUMBER else of_kind]  # type: ignore[misc]
-        bindings = _count_nan, add, both
+        bindings = count_nan, add, both
         return Aggregate(list[held], [], adding, "{b2}({s}, {o})", field, None, bindings)
 
     fields = (_field("Top", field), _field("Top", of)) if of else (_field("Top", field),)
@@ -145,7 +145,8 @@ def _without_nan(kind: Any, add: str) -> str:
     return f"({add}) if {{v}} == {{v}} else {{b0}}(self, {{s}})" if may_be else add
 
 
-def _count_nan(pe: Any, state: Any) -> Any:
+def count_nan(pe: Any, state: Any) -> Any:
+    """The state as it was, after an event with NaN, which is counted."""
     pe.app.metrics.counter(f"{pe._prototype.name}-nan").increment()
     return state
 

@@ -117,6 +117,24 @@ app = TallyApp("tally", Tally, inputs=["log.visits"], outputs={"towns": Town()})
 app.create_store("late", key=str, value=GenericEvent | None)
 """
 
+EXTREMES = """\
+from s4node import Aggregates, App, Event, Max, Sum
+
+class Trade(Event):
+    user: str
+    price: float
+
+class Prices(Aggregates, of=Trade):
+    highest = Max("price")
+    sum = Sum("price")
+
+class Trades(App):
+    def on_init(self):
+        self.create_input_stream("trades", self.create_pe(Prices), key="user")
+
+app = Trades("trades")
+"""
+
 
 def modules_of_ours(pickled: bytes) -> set[str]:
     """The modules of s4node that a pickle names."""
@@ -126,7 +144,9 @@ def modules_of_ours(pickled: bytes) -> set[str]:
 
 def test_a_package_names_one_module_of_ours_which_never_moves(folder: Path) -> None:
     (folder / "tally.py").write_text(TASKS)
-    for file in (folder / "talker.py", folder / "tally.py", *APPS):
+    (folder / "extremes.py").write_text(EXTREMES)
+    mine = (folder / f"{name}.py" for name in ("talker", "tally", "extremes"))
+    for file in (*mine, *APPS):
         pickled = pack(str(file)).files["app.pickle"]
         assert modules_of_ours(pickled) == {"s4node.packaged"}, file
 
