@@ -154,7 +154,7 @@ async def test_records_are_there_once_after_kills_of_members_and_of_the_broker(
                 broker.kill()
                 broker.start()
             await process.kill()
-            assert process.process.returncode == -signal.SIGKILL, process.errors
+            assert await process.wait() == -signal.SIGKILL, process.errors
     assert await finished(job) == job.truth
 
 
