@@ -73,9 +73,9 @@ MUTANTS = (
     Mutant(
         "the outbox forgets what has left",
         "net/egress/with_commit.py",
-        "            self.box.lanes[at].released = end\n",
-        "            self.box.lanes[at].released = end\n"
-        "            self.rows.drop_frames(self.box.lanes[at], list(self.box.lanes[at].frames))\n",
+        "            lane.released = end\n",
+        "            lane.released = end\n"
+        "            self.rows.drop_frames(lane, list(lane.frames))\n",
     ),
     Mutant(
         "a former owner overwrites the claim of the next one",

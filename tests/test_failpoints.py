@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import ROOT, environment, run_s4
+import trio
+from harness import ROOT, environment
 from power import Power
 from shared_apps import KEEPER
 
@@ -29,9 +30,15 @@ def test_a_point_that_is_not_there_is_refused_with_those_there_are() -> None:
 
 async def test_a_command_with_a_point_that_is_not_there_says_so(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text(KEEPER)
-    done = await run_s4("run", tmp_path / "keeper.py", cwd=tmp_path, fault="commit.wrote")
+    done = await trio.run_process(  # no fork, which has imported the points already
+        [sys.executable, "-m", "s4node", "run", "keeper.py"],
+        cwd=tmp_path,
+        env=environment(S4_FAULT="commit.wrote"),
+        capture_stderr=True,
+        check=False,
+    )
     assert done.returncode == 2
-    assert done.stderr.startswith("s4: S4_FAULT: no point 'commit.wrote'")
+    assert done.stderr.startswith(b"s4: S4_FAULT: no point 'commit.wrote'")
 
 
 def test_a_fault_with_a_file_kills_once(tmp_path: Path) -> None:

@@ -204,10 +204,10 @@ async def test_several_apps_run_beside_each_other_and_one_is_removed(folder: Pat
         await click(one.address, "bob", stream="shoes")
         await until(lambda: printed(one) == ["v1 ann 1", "v1 bob 1"])
         assert len(await containers(folder)) == 1  # by node
-        (code,) = (folder / "shared" / "nodes").glob("*/code")
-        assert len(list(code.iterdir())) == 2
+        nodes = folder / "shared" / "nodes"
+        assert len(list(nodes.glob("*/*/"))) == 2  # the sources of both
         gone = await s4_of(folder, "undeploy", "shoes")
-        assert len(list(code.iterdir())) == 1
+        assert len(list(nodes.glob("*/*/"))) == 1
         assert "shoes" in gone.stderr
         assert await apps(folder) == [("counter", "running", ["one"])]
         await click(one.address, "ann")
