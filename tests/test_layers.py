@@ -103,7 +103,7 @@ PURE_MODULES = {
     "state": "key_encoding remote_log rows",
     "state.standby": "position",
     "savepoints": "manifest",
-    "net.wire": "body frame",
+    "net.wire": "body frame start",
     "net.certificates": "identity",
     "net.transport": "linger number_ranges sp_messages",
     "net.egress": (

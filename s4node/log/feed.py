@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import assert_never
 
 import trio
 
@@ -24,6 +24,8 @@ from s4node.log.streams import LogPartition
 from s4node.logger import get_logger
 from s4node.net.ingress.connection import Connection
 from s4node.net.wire import frame as wire
+from s4node.net.wire.start import Positions, read_start
+from s4node.offsets.startpoint import Oldest, Timestamp, Upcoming
 
 log = get_logger("s4node.log")
 
@@ -154,9 +156,9 @@ class Feed:
         return self._hello_frame(reading, cursors)
 
     async def _cursors(self, hosted: HostedStream, hello: wire.Hello) -> list[_Cursor]:
-        start: Any = hello.headers.get(wire.START, wire.UPCOMING)
+        start = read_start(hello.headers)
         found = []
-        if start == wire.POSITIONS:
+        if isinstance(start, Positions):
             epochs = wire.pairs(hello.headers, wire.EPOCHS)
             for position in hello.positions:
                 if not 0 <= position.partition < len(hosted.partitions):
@@ -177,17 +179,15 @@ class Feed:
                 found.append(_Cursor(partition, position.number, position.limit))
             return found
         for partition in hosted.partitions:
-            if start == wire.OLDEST:
-                at = partition.bounds.oldest
-            elif start == wire.UPCOMING:
-                at = partition.bounds.upcoming
-            elif isinstance(start, int) and not isinstance(start, bool):
-                at = await partition.offset_at(start)
-            else:
-                raise StartpointError(
-                    f"{start!r} is not a start; give {wire.OLDEST!r}, {wire.UPCOMING!r}, "
-                    f"{wire.POSITIONS!r}, or milliseconds since 1970"
-                )
+            match start:
+                case Oldest():
+                    at = partition.bounds.oldest
+                case Upcoming():
+                    at = partition.bounds.upcoming
+                case Timestamp(millis):
+                    at = await partition.offset_at(millis)
+                case _:
+                    assert_never(start)
             found.append(_Cursor(partition, at, at))
         return found
 

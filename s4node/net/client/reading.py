@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 from s4node import errors
 from s4node.errors import ConnectionRefused, InputLost, S4Error, StartpointError
@@ -21,7 +21,8 @@ from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType, TypeReader, reader_of
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
-from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.net.wire.start import Positions, start_of, write_start
+from s4node.offsets.startpoint import Specific, Startpoint, Upcoming
 
 _UNKNOWN_WEIGHT = 256
 """The assumed bytes of an event before the first one has come."""
@@ -64,19 +65,6 @@ class Place:
         self.upcoming: int | None = None
         self.epoch = 0  # of the position, if the node has sent one
         self.lost = False
-
-
-def start_header(start: Startpoint | Mapping[int, int]) -> Any:
-    match start:
-        case Oldest():
-            return wire.OLDEST
-        case Upcoming():
-            return wire.UPCOMING
-        case Timestamp(millis):
-            return millis
-        case Specific() | Mapping():
-            return wire.POSITIONS
-    assert_never(start)
 
 
 def fault_of(error: str, headers: wire.Headers) -> S4Error:
@@ -157,9 +145,9 @@ class Reading:
 
     def hello_frame(self) -> bytes:
         """The frame that begins the reading on a new connection."""
-        start = start_header(self._start)
+        start = start_of(self._start)
         if self.log:
-            start, places = wire.POSITIONS, [p for p in self.places.values() if not p.lost]
+            start, places = Positions(), [p for p in self.places.values() if not p.lost]
         elif isinstance(self._start, Specific):
             places = [Place(0, self._start.offset)]
         elif isinstance(self._start, Mapping):
@@ -168,13 +156,14 @@ class Reading:
             places = [Place(0, 0)]
         for place in places:
             place.limit = place.passed + self.window if not self.paused else place.position
+        headers = {wire.SUBSCRIBE: True, wire.START: write_start(start)}
         return wire.encode_frame(
             wire.Hello(
                 self.reader,
                 "",
                 self.stream,
                 positions=tuple(wire.Position(p.partition, p.position, p.limit) for p in places),
-                headers={wire.SUBSCRIBE: True, wire.START: start, **self._known_epochs(places)},
+                headers=headers | self._known_epochs(places),
             )
         )
 
