@@ -49,8 +49,8 @@ LISTS = {"config.settings"}  # a list of one kind of thing is as long as there a
 # These begin with how they work, why each rule is there, and a run in which a rule saves an event.
 THEORY = {
     "cluster.coordination.assignment", "net.ingress.producer_lane", "offsets.cuts",
-    "offsets.receipts", "offsets.task_claims", "offsets.watermarks", "runtime.outputs.outlet",
-    "state.task_state",
+    "offsets.receipts", "offsets.task_claims", "offsets.watermarks", "runtime.outputs.channels",
+    "runtime.outputs.outlet", "state.task_state",
 }  # fmt: skip
 
 # Words that stand where the field has a term, and what is left of them: it may only fall.

@@ -1,8 +1,44 @@
 """A channel: the path of a stream's events from their owner to other tasks, or to one consumer.
 
+Theory of operation
+
+A channel is an *outbox*, which numbers events and has a lane for each partition; a *release*, which
+says when events may leave; *routes* to the owners of partitions; and the *emitter* that has the
+connections. A lane is three numbers:
+
+    upto <= released <= next number
+
+Events from ``next number`` on are not in a frame yet. Those from ``released`` on are in a frame
+that may not leave. Those below ``upto`` have their verdict. All between ``upto`` and ``released``
+leave as the receiver gives credit, and again after a lost connection or to another owner, until
+their verdict arrives. A receiver takes in a number once. So an event counts once, if its number
+never stands for another event.
+
+A container without state cannot promise more than its life: its events leave ``AtOnce`` or
+``ByExecutor``. A task that keeps state lives on after a crash. It goes back to its last commit, and
+processes again what came since, perhaps in another order. An example, if its events left at once:
+
+    A counts e, puts x as number 12        x leaves, B commits it
+    A is killed before its commit
+    A reads f before e, puts y as 12       B has 12, and drops y: y is lost
+
+So its events leave ``WithCommit``. The frame is a row of the commit that counts e, and so is the
+next number. It leaves once the commit is written, and is always the same bytes under its number:
+
+    A counts e, puts x                     commit 6 has e, and x as number 12
+    x leaves, A is killed                  the next owner of A reads the frame, and sends it again
+    B has 12, and drops the second one     x counts once
+
+The row stays until the receiver has *committed* the event, not until it has arrived:
+
+    x arrives at B, B is killed            A still has the row, and sends it to the next owner of B
+    B commits x, the verdict is 13         the next commit of A deletes the row
+
+If A is killed before that commit, it sends x again, and B drops it. So no order of crashes loses an
+event or counts it twice, and no two tasks have to commit together.
+
 Rules
-- Its owner is the container, or a task that keeps state. Its release says when events leave: at
-  once, by the executor of their stage, or with the task's commits.
+- Its owner is the container, or a task that keeps state.
 - The name of a task's channel is its stream, or its stream and the consumer.
 - The rows of a channel to a consumer have the numbers of its life. When they go, the total stays as
   a fact of the task, also if the task goes back to a savepoint; so totals only rise.
