@@ -292,6 +292,12 @@ class NodeProcess:
         return next((line for line in self.stderr if " runs at " in line), "")
 
     @property
+    def url(self) -> str:
+        """That of HTTP, which ``s4 run`` prints next; empty before."""
+        found = (line for line in self.stderr if line.startswith("  watch it: "))
+        return next(found, "").rpartition(" ")[2]
+
+    @property
     def errors(self) -> str:
         """All of stderr so far."""
         return "\n".join(self.stderr)

@@ -37,6 +37,19 @@ class Click(Event):
     user: str
 
 
+async def get(url: str) -> tuple[int, str]:
+    """Status and text of a URL."""
+
+    def ask() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return await trio.to_thread.run_sync(ask)
+
+
 class Monitored:
     """A node, and the base of its URLs."""
 
@@ -47,15 +60,7 @@ class Monitored:
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and text at a path."""
-
-        def get() -> tuple[int, str]:
-            try:
-                with urllib.request.urlopen(self._base + path) as answer:
-                    return answer.status, answer.read().decode()
-            except urllib.error.HTTPError as error:
-                return error.code, error.read().decode()
-
-        return await trio.to_thread.run_sync(get)
+        return await get(self._base + path)
 
     async def value(self, name: str, /, **labels: str) -> float | None:
         """The value of a sample at /metrics."""

@@ -17,8 +17,8 @@ from s4node import Config
 from s4node.cli import drain
 from s4node.cluster.node.node import Node
 from s4node.config import settings
-from s4node.monitoring.http_server import HttpServer
-from s4node.monitoring.monitor import Monitor
+from s4node.http.routes import ROUTES
+from s4node.http.site import server_of
 
 DOCUMENTS: list[dict[str, Any]] = list(
     yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text())
@@ -57,10 +57,10 @@ async def test_a_node_takes_its_settings_and_serves_what_the_probes_ask_for(
     for name, setting in (("http", settings.HTTP_ADDRESS), ("node", settings.LISTENER_ADDRESS)):
         assert config[setting].endswith(f":{ports[name]}")
     plain = {"s4.coordination.folder": str(tmp_path / "s4"), "s4.listener.address": ANY_PORT}
-    pages = Monitor(Node(Config.from_values(plain), "s4-0")).pages
-    HttpServer(config, pages)  # raises unless it may serve there
+    server_of(Node(Config.from_values(plain), "s4-0"), config)  # raises unless it may serve there
+    public = {route.path for route in ROUTES if not route.right}  # Kubernetes has no certificate
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert pages[NODE[probe]["httpGet"]["path"]].is_public  # Kubernetes has no certificate
+        assert NODE[probe]["httpGet"]["path"] in public
 
 
 def test_a_pod_has_time_to_drain_and_to_stop() -> None:

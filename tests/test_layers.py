@@ -33,7 +33,7 @@ ROOMS = [
     "cluster.tree", "cluster.coordination", "cluster.node",
     "runtime.event_time", "runtime.task.poison", "runtime.task", "runtime.loop",
     "runtime.outputs", "runtime.commit", "runtime.inputs", "runtime.container",
-    "spark", "spark.history", "deploy", "testing", "monitoring", "process",
+    "spark", "spark.history", "deploy", "testing", "monitoring", "http", "process",
     "cli.render", "cli", "__main__",
 ]  # fmt: skip
 
@@ -141,6 +141,7 @@ PURE_MODULES = {
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "monitoring": "exposition totals why",
+    "http": "browsers messages routes",
     "cli.render": "diagram mermaid",
     "spark": "positions",
     "spark.history": "stages",
@@ -159,9 +160,10 @@ PURE_ROOMS = {
 HARMLESS = {
     "__future__", "abc", "annotationlib", "array", "bisect", "collections", "contextlib",
     "contextvars", "copy", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum",
-    "fractions", "functools", "hashlib", "heapq",
-    "importlib", "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re",
-    "struct", "sys", "textwrap", "types", "typing", "unicodedata", "uuid", "zlib", "zoneinfo",
+    "fractions", "functools", "h11", "hashlib", "heapq",
+    "importlib", "inspect", "ipaddress", "itertools", "keyword", "math", "msgspec", "numbers",
+    "operator", "re", "struct", "sys", "textwrap", "types", "typing", "unicodedata", "urllib",
+    "uuid", "zlib", "zoneinfo",
 }  # fmt: skip
 EXCEPTIONS = {
     ("metrics.registry", "threading"),  # tasks count from threads,
@@ -185,7 +187,7 @@ BY_ITSELF = {
     "spark",
 }
 SHELLS = {"threads", "metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing",
-          "deploy", "monitoring", "process", "cli", "spark"}  # fmt: skip
+          "deploy", "http", "process", "cli", "spark"}  # fmt: skip
 LIBRARIES = {
     "pynng": {"net.transport.pair_socket"},
     "structlog": {"logger", "process.log_setup"},
@@ -199,7 +201,7 @@ LIBRARIES = {
         "systems.kafka_transactions",
         "systems.kafka_writer",
     },
-    "h11": {"monitoring"},
+    "h11": {"http"},
 }
 
 

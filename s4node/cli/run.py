@@ -29,6 +29,7 @@ from s4node.config.settings import (
     CONTAINER_COUNT,
     COORDINATION_FOLDER,
     HTTP_ADDRESS,
+    LISTENER_ADDRESS,
 )
 from s4node.errors import ConfigError
 from s4node.process.loading import interruptible
@@ -101,8 +102,7 @@ def run(
         go_back(target, config, savepoint, outputs=outputs, accept_loss=accept_loss)
     containers = nodes or config[CONTAINER_COUNT]
     if not containers:
-        return _serve(target, config, as_json=as_json)
-    _check_unmonitored(config)
+        return _serve(target, config, as_json=as_json, http=_serves_http(config))
     with interruptible():
         from s4node.process.launch import launch
 
@@ -113,17 +113,18 @@ def run(
                 "address": done.address,
                 "nodes": dict(done.containers),
                 "folder": str(done.folder),
+                "http": done.url,
             }
             print(json.dumps(outcome), flush=True)
             return
-        _report_running(done.app, done.address, done.inputs)
+        _report_running(done.app, done.address, done.inputs, done.url)
         for name, address in done.containers.items():
             report(f"  {name} at {address}")
         named = config.origin(CLUSTER_NAME) != "default"
         cluster = f" --cluster {config[CLUSTER_NAME]}" if named else ""
         report(f"  see it:  s4 top --folder {done.folder}{cluster}")
 
-    return launch(target, containers, config, announce)
+    return launch(target, containers, config, announce, http=_serves_http(config))
 
 
 def node(app: str | None, name: str, folder: str | None, config: Config, *, as_json: bool) -> int:
@@ -141,7 +142,8 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
             )
         if name:
             check_name(name)
-        return _serve(app, config, as_json=as_json, node=name)
+        http = bool(config[HTTP_ADDRESS])
+        return _serve(app, config, as_json=as_json, node=name, http=http)
     with interruptible():
         from s4node.process.node_process import run_node
 
@@ -158,35 +160,33 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
     return run_node(config, name, announce)
 
 
-def _serve(target: str, config: Config, *, as_json: bool, node: str = "") -> int:
-    _check_unmonitored(config)
+def _serve(target: str, config: Config, *, as_json: bool, http: bool, node: str = "") -> int:
     with interruptible():
         from s4node.deploy.load_app import load_app
         from s4node.process.serve import serve
 
     app = load_app(target)
 
-    def announce(container: Container) -> None:
+    def announce(container: Container, url: str) -> None:
         if as_json:
-            print(json.dumps({"app": app.name, "address": container.address}), flush=True)
+            outcome = {"app": app.name, "address": container.address, "http": url}
+            print(json.dumps(outcome), flush=True)
             return
-        _report_running(app.name, container.address, container.ports)
+        _report_running(app.name, container.address, container.ports, url)
 
-    return serve(app, config, announce, node)
-
-
-def _check_unmonitored(config: Config) -> None:
-    """Raise ConfigError if monitoring is asked for where no node serves it."""
-    if config[HTTP_ADDRESS]:
-        raise ConfigError(
-            f"{HTTP_ADDRESS.name} = {config[HTTP_ADDRESS]} is for nodes that apps are deployed to "
-            f"(s4 node CLUSTER), and this process runs one app; leave it out, or set "
-            f"metrics.reporters"
-        )
+    return serve(app, config, announce, node, http=http)
 
 
-def _report_running(app: str, address: str, streams: Iterable[str]) -> None:
+def _serves_http(config: Config) -> bool:
+    """Return True unless HTTP is left out: by name, or as it would go round certificates."""
+    if config.origin(HTTP_ADDRESS) != "default":
+        return bool(config[HTTP_ADDRESS])
+    return not config[LISTENER_ADDRESS].startswith("tls+")
+
+
+def _report_running(app: str, address: str, streams: Iterable[str], url: str) -> None:
     to = "" if address == DEFAULT_ADDRESS else f" --to {address}"
     sends = [f"  send events:  s4 send {name}{to}" for name in streams]
-    lines = [f"{app} runs at {address} (Ctrl-C stops it)", *sends]
+    watch = [f"  watch it:     {url}"] if url else []
+    lines = [f"{app} runs at {address} (Ctrl-C stops it)", *watch, *sends]
     report("\n".join(lines))

@@ -9,7 +9,6 @@ Rules
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 import msgspec
 import trio
@@ -19,18 +18,7 @@ from s4node.cli.arguments import json_option
 from s4node.cli.output import report
 from s4node.cli.status import Seen, look, seen_options
 from s4node.config.config import Config
-from s4node.deploy.cluster_snapshot import Snapshot
-from s4node.monitoring.why import Look, Reason, reasons_of
-
-
-class AppReasons(msgspec.Struct, frozen=True):
-    """The reasons that hold up an app of a cluster; ``busy`` is the part of the time that its
-    busiest container worked."""
-
-    cluster: str
-    app: str
-    busy: float
-    reasons: Sequence[Reason]
+from s4node.monitoring.why import AppReasons, of_apps
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,13 +64,9 @@ async def _look_twice(config: Config, app: str, seconds: float) -> tuple[Seen, l
     second = await look(config, "why")
     before = {each.key: each for each in first.shown}
     return second, [
-        of_app(row.name, now, before[now.key])
+        found
         for now in second.shown
         if now.key in before
-        for row in now.apps
-        if app in ("", row.name)
+        for found in of_apps(now, before[now.key])
+        if app in ("", found.app)
     ]
-
-
-def of_app(app: str, now: Snapshot, before: Snapshot) -> AppReasons:
-    return AppReasons(now.cluster, app, Look(app, now, before).busy, reasons_of(app, now, before))

@@ -656,9 +656,10 @@ METRICS_FILE = Setting(
 
 HTTP_ADDRESS = Setting(
     _METRICS, "s4.http.address", "", kinds.optional(kinds.address(0)),
-    "The address at which s4 node answers HTTP for monitoring: /livez, /readyz, /metrics for "
-    "Prometheus, and /status. Empty means none. With tls+tcp://host:port it uses "
-    "s4.tls.certificate. Without TLS, an address that other machines reach needs s4.access = open.",
+    "The address at which a node serves HTTP: its page, metrics for Prometheus, events and state "
+    "(docs/http.md). Empty means none; s4 run without it serves this machine at the first free "
+    "port from 12080. With tls+tcp://host:port it uses s4.tls.certificate. Without TLS, an address "
+    "that other machines reach needs s4.access = open.",
     belongs_to="node",
 )
 

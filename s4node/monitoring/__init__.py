@@ -1,12 +1,9 @@
-"""Monitoring of a node over HTTP: is it alive, is it ready, what it counts, and its cluster.
+"""The texts about a node: the metrics that it exposes, and the reasons that hold an app up.
 
-``http_server`` takes connections and answers GET requests. ``monitor`` has the paths, and asks the
-node. ``exposition`` writes metrics as Prometheus reads them; ``totals`` keeps counters from
-falling. ``why`` has the rules of ``s4 why``.
+``exposition`` writes metrics as Prometheus reads them; ``totals`` keeps counters from falling.
+``why`` has the rules of ``s4 why``. All of it is pure.
 
-It may touch ``deploy``, ``cluster``, ``net``, ``metrics``, ``config``, ``logger`` and ``errors``,
-and the world: sockets, threads and trio. ``exposition``, ``totals`` and ``why`` are
-pure.
+It may touch ``deploy.cluster_snapshot``, ``cluster.node.container_status`` and ``metrics``.
 
-Begin with ``monitor``: it has every path.
+Begin with ``why``: it has a rule for each way in which an app is held up.
 """

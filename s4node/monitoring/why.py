@@ -47,6 +47,16 @@ class Reason(msgspec.Struct, frozen=True):
     do: str
 
 
+class AppReasons(msgspec.Struct, frozen=True):
+    """The reasons that hold up an app of a cluster; ``busy`` is the part of the time that its
+    busiest container worked."""
+
+    cluster: str
+    app: str
+    busy: float
+    reasons: list[Reason]
+
+
 class Look:
     """An app in the ``seconds`` between two snapshots."""
 
@@ -294,3 +304,12 @@ def reasons_of(app: str, now: Snapshot, before: Snapshot) -> list[Reason]:
     found = [reason for rule in RULES.values() for reason in rule(look)]
     causes = [reason for reason in found if reason.rule != "full"]
     return (causes or found)[:MOST]
+
+
+def of_apps(now: Snapshot, before: Snapshot) -> list[AppReasons]:
+    """The reasons that hold up each app of a cluster."""
+    return [
+        AppReasons(now.cluster, row.name, Look(row.name, now, before).busy, reasons)
+        for row in now.apps
+        for reasons in (reasons_of(row.name, now, before),)
+    ]

@@ -42,11 +42,11 @@ async def listed(container: Container, begin: Begin | None = None) -> AsyncItera
     if begin is None:
         container.router.status = StatusAnswers(container.node, partial(_status, container))
     with running_entry() as entry:
-        entry.write(_running(container, begin))
+        entry.write(running_of(container, begin))
 
         async def write_again() -> None:
             await container.ready.wait()
-            entry.write(_running(container, begin))
+            entry.write(running_of(container, begin))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write_again)
@@ -54,7 +54,8 @@ async def listed(container: Container, begin: Begin | None = None) -> AsyncItera
             nursery.cancel_scope.cancel()
 
 
-def _running(container: Container, begin: Begin | None) -> Running:
+def running_of(container: Container, begin: Begin | None = None) -> Running:
+    """Where a container is, for commands; without ``begin`` it has no supervisor."""
     app, config = container.app, container.config
     ready = container.ready.is_set()
     address = begin.redirector if begin is not None else container.address

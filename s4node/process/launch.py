@@ -43,34 +43,41 @@ from s4node.process.stopping import stop_on_signals, tune_python
 @dataclass(frozen=True)
 class Launched:
     """A running app. It has the address of the first node, its input streams, its containers by
-    node, and the folder through which the nodes find each other."""
+    node, the folder through which the nodes find each other, and the URL of HTTP, or none."""
 
     app: str
     address: str
     inputs: tuple[str, ...]
     containers: Mapping[str, str]
     folder: Path
+    url: str
 
 
-def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None]) -> int:
-    """Run until a signal or a failure; returns the exit status."""
+def launch(
+    target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None], *, http: bool
+) -> int:
+    """Run until a signal or a failure; returns the exit status. The first node may serve HTTP."""
     log_setup.configure_from(config)
     try:
         check_travels(target)
         with temporary_coordination("s4-run-") as folder:
             package = pack(target, settings=to_deploy(in_folder(config, str(folder)))[0])
             sys.stdout.flush()  # what the app's file has printed
-            return trio.run(_Launcher(package, nodes, config, folder).run, on_ready)
+            return trio.run(_Launcher(package, nodes, config, folder, http).run, on_ready)
     except BaseException as error:
         return exit_status(error)
 
 
 class _Launcher:
-    def __init__(self, package: Package, count: int, config: Config, folder: Path) -> None:
+    def __init__(
+        self, package: Package, count: int, config: Config, folder: Path, http: bool
+    ) -> None:
         self._package = package
         self._count = count
         self._config = config
         self._folder = folder
+        self._http = http
+        self._serving = trio.CancelScope()
         self._nodes: list[Node] = []
         self._stopping = trio.Event()
         self._failures: list[Exception] = []
@@ -102,6 +109,7 @@ class _Launcher:
         try:
             first = await self._start_nodes(living)
             list_node(entry, first)
+            url = await self._serve(first, living) if self._http else ""
             partitions = self._config[settings.CLUSTER_PARTITIONS]
             here = in_folder(self._config, str(self._folder))
             done = await deploy(self._package, here, partitions)
@@ -112,7 +120,7 @@ class _Launcher:
             known = [each.prepared for each in first.supervisor.processes if each.prepared]
             inputs = tuple(known[0].inputs) if known else ()
             containers = {node.name: done.containers[node.name] for node in self._nodes}
-            on_ready(Launched(done.app, first.address, inputs, containers, self._folder))
+            on_ready(Launched(done.app, first.address, inputs, containers, self._folder, url))
             while busy := next((node for node in self._nodes if node.has_apps), None):
                 await busy.supervisor.changed.wait()
         except Exception as error:
@@ -138,6 +146,20 @@ class _Launcher:
                 config = config.with_(others)
         return self._nodes[0]
 
+    async def _serve(self, node: Node, living: trio.Nursery) -> str:
+        """Have a node serve HTTP; returns the URL."""
+        from s4node.http.site import server_of  # late: not every process serves it
+
+        server = server_of(node, self._config)
+        await server.listen()
+
+        async def serve() -> None:
+            with self._serving:
+                await server.run()
+
+        living.start_soon(serve)
+        return server.url
+
     async def _live(self, node: Node) -> None:
         try:
             await node.run()
@@ -157,3 +179,4 @@ class _Launcher:
                     nursery.start_soon(drain, node)
         for node in self._nodes:
             node.stop()
+        self._serving.cancel()

@@ -32,7 +32,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
     node = Node(config, name)
     server = None
     if config[settings.HTTP_ADDRESS]:
-        from s4node.monitoring.monitor import server_of  # late: many nodes are not monitored
+        from s4node.http.site import server_of  # late: many nodes do not serve it
 
         server = server_of(node, config)
         await server.listen()
@@ -46,7 +46,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
         async with trio.open_nursery() as nursery:
             if server is not None:
                 nursery.start_soon(server.run)
-                log.info("monitoring is served", node=node.name, address=server.address)
+                log.info("HTTP is served", node=node.name, url=server.url)
             status = await run_until_signal(node, ready)
             nursery.cancel_scope.cancel()
         return status

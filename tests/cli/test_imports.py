@@ -19,7 +19,16 @@ pytestmark = pytest.mark.slow
 RUNTIME = {"s4node.runtime", "s4node.log", "s4node.app.app", "s4node.state.database", "rocksdict"}
 OUTPUT = {"rich", "structlog"}
 PACKING = {"cloudpickle", "packaging", "tomllib"}
-RARE = {"pyspark", "fsspec", "kazoo", "h11", "numpy", "cryptography", "s4node.monitoring"}
+RARE = {
+    "pyspark",
+    "fsspec",
+    "kazoo",
+    "h11",
+    "numpy",
+    "cryptography",
+    "s4node.monitoring",
+    "s4node.http",
+}
 
 
 def test_the_help_loads_neither_trio_nor_what_runs_apps() -> None:

@@ -44,8 +44,9 @@ async def test_hello_in_five_lines(folder: Path) -> None:
     assert len(HELLO.splitlines()) == 5
     async with node_process("hello.py", cwd=folder) as node:
         await until(lambda: "send events" in node.stderr[-1])
-        assert node.stderr[-2:] == [
+        assert node.stderr[-3:] == [
             f"hello runs at {node.address} (Ctrl-C stops it)",
+            f"  watch it:     {node.url}",
             f"  send events:  s4 send names --to {node.address}",
         ]
         done = await send(folder, node, "names", '{"name": "joe"}\n{"name": "ann"}\n')
@@ -390,6 +391,7 @@ async def test_logs_are_json_lines_without_a_terminal(folder: Path) -> None:
     others = [line for line in node.stderr if not line.startswith("{")]
     assert others == [
         f"hello runs at {node.address} (Ctrl-C stops it)",
+        f"  watch it:     {node.url}",
         f"  send events:  s4 send names --to {node.address}",
     ]
 

@@ -58,6 +58,7 @@ class _Loaded(NamedTuple):
     serving: ssl.SSLContext
     monitored: ssl.SSLContext
     revoked: frozenset[int]
+    hosts: frozenset[str]
 
 
 class Credentials:
@@ -103,6 +104,11 @@ class Credentials:
     @property
     def holder(self) -> Holder:
         return self._loaded.holder
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names of hosts in the certificate."""
+        return self._loaded.hosts
 
     def serving(self, raw: stdlib.socket) -> ssl.SSLSocket:
         """Our end of an accepted connection, before its handshake."""
@@ -262,7 +268,8 @@ def _load(files: _Files) -> _Loaded:
     except ValueError as error:
         problem = str(error)
     else:
-        return _Loaded(holder, contexts[0], contexts[1], contexts[2], revoked)
+        hosts = frozenset(each.lower() for each in names.get_values_for_type(x509.DNSName))
+        return _Loaded(holder, contexts[0], contexts[1], contexts[2], revoked, hosts)
     named = ", ".join(f"{key} = {value}" for key, value in files._asdict().items() if value)
     raise ConfigError(
         f"the certificates ({named}) cannot be used: {problem}; s4.tls.certificate, s4.tls.key and "

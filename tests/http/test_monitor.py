@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import run_s4, until_told
-from monitored import COUNTER, Click, monitored
+from harness import node_process, run_s4, until, until_told
+from monitored import COUNTER, Click, get, monitored
 
 from s4node import Client
 
@@ -72,10 +72,49 @@ async def test_a_node_whose_app_does_not_run_says_so(tmp_path: Path) -> None:
         assert (await node.value("s4_container_starts_total", app="counter")) == 2
 
 
-async def test_a_process_that_runs_one_app_serves_no_monitoring(tmp_path: Path) -> None:
+async def test_a_process_that_runs_one_app_serves_this_machine(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(COUNTER)
-    done = await run_s4("run", "app.py", "-ps4.http.address=tcp://127.0.0.1:0", cwd=tmp_path)
-    assert done.returncode == 2
-    assert (
-        "s4.http.address = tcp://127.0.0.1:0 is for nodes that apps are deployed to" in done.stderr
-    )
+    async with node_process("app.py", cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        url = process.url
+        assert url.startswith("http://127.0.0.1:12")
+        assert (await get(f"{url}/readyz"))[0] == 200
+        ((app,),) = [each["apps"] for each in json.loads((await get(f"{url}/status"))[1])]
+        assert app["name"] == "counter"
+        (why,) = json.loads((await get(f"{url}/why"))[1])
+        assert (why["app"], why["reasons"]) == ("counter", [])
+        assert "s4_container_running" in (await get(f"{url}/metrics"))[1]
+        assert "<html" in (await get(url))[1]
+
+
+BLOCKING = """\
+import time
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Sleep(ProcessingElement):
+    def on_event(self, click: Click):
+        time.sleep(600)
+class Sleeper(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Sleep), key="user")
+app = Sleeper("sleeper")
+"""
+
+
+async def test_a_handler_that_blocks_its_process_does_not_hide_it(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(BLOCKING)
+    async with node_process("app.py", cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        url = process.url
+        async with Client(process.address) as client:
+            await (await client.stream("clicks")).send(Click("joe"))
+
+            async def problem() -> str:
+                (cluster,) = json.loads((await get(f"{url}/status"))[1])
+                (node,) = cluster["nodes"]
+                return str(node["problem"])
+
+            assert "did not answer within" in await until_told(problem, bool)
+            client.abandon()
+        await process.kill()

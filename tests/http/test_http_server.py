@@ -1,4 +1,4 @@
-"""The HTTP server for monitoring: real sockets, and peers that behave badly."""
+"""The HTTP server: real sockets, and peers that behave badly."""
 
 from __future__ import annotations
 
@@ -14,40 +14,37 @@ from harness import DEADLINE, until
 
 from s4node import Config, Credentials
 from s4node.errors import ConfigError
-from s4node.monitoring.http_server import Answer, HttpServer, Page
+from s4node.http.messages import Answer, Request
+from s4node.http.server import HttpServer
 
+POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 LOCAL = "tcp://127.0.0.1:0"
-GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def alive() -> Answer:
+async def alive(_: Request) -> Answer:
     return Answer(200, "alive\n")
 
 
-async def secret() -> Answer:
+async def secret(_: Request) -> Answer:
     return Answer(200, "secret\n")
 
 
-async def lacking() -> Answer:
+async def lacking(_: Request) -> Answer:
     return Answer(503, "app 'shop' is starting: no key in Order('joe', 4)\n")
 
 
-async def broken() -> Answer:
+async def broken(_: Request) -> Answer:
     raise ZeroDivisionError
 
 
-PAGES = {
-    "/livez": Page(alive, is_public=True),
-    "/readyz": Page(lacking, is_public=True),
-    "/status": Page(secret),
-    "/broken": Page(broken),
-}
+ANSWERS = {"live": alive, "ready": lacking, "status": secret, "why": broken}
 
 
 @asynccontextmanager
 async def serving(address: str = LOCAL, **settings: str) -> AsyncIterator[HttpServer]:
     values = {"s4.http.address": address, **settings}
-    server = HttpServer(Config.from_values(values), PAGES)
+    server = HttpServer(Config.from_values(values), ANSWERS)
     await server.listen()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
@@ -75,28 +72,43 @@ async def said(server: HttpServer, request: bytes) -> bytes:
     """What the server says to a request, until it closes."""
     async with await connected(server) as stream:
         await stream.send_all(request)
+        await stream.send_eof()
         return await rest_of(stream)
+
+
+def get(path: str, *headers: str, host: str = "localhost") -> bytes:
+    lines = (f"GET {path} HTTP/1.1", f"Host: {host}", *headers, "", "")
+    return "\r\n".join(lines).encode()
 
 
 def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-async def test_a_get_is_answered_and_the_connection_closed() -> None:
+async def test_requests_of_one_connection_are_answered_in_turn() -> None:
     async with serving() as server:
-        answer = await said(server, GET)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 ")
-    assert b"Connection: close" in head
-    assert body == b"alive\n"
+        first, second, rest = (await said(server, GET * 2)).split(b"alive\n")
+    assert first == second
+    assert first.startswith(b"HTTP/1.1 200 ")
+    for header in (
+        b"Cache-Control: no-store",
+        b"X-Content-Type-Options: nosniff",
+        b"Content-Security-Policy: " + POLICY.encode(),
+    ):
+        assert header in first.split(b"\r\n")
+    assert b"Access-Control" not in first
+    assert rest == b""
 
 
 async def test_a_query_is_ignored_and_an_unknown_path_names_those_that_there_are() -> None:
     async with serving() as server:
-        assert status_of(await said(server, b"GET /livez?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
-        answer = await said(server, b"GET /admin HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (
+            status_of(await said(server, b"GET /livez?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            == 200
+        )
+        answer = await said(server, b"GET /admin/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status_of(answer) == 404
-    assert b"/livez, /readyz, /status, /broken" in answer
+    assert b"/livez, /readyz, /metrics, /status, /why" in answer
 
 
 @pytest.mark.parametrize(
@@ -105,14 +117,14 @@ async def test_a_query_is_ignored_and_an_unknown_path_names_those_that_there_are
         (b"\x00\x01\x02\x03 hello\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # the hello of TLS
         (b"GET /livez HTTP/1.1\r\n\r\n", 400),  # without a host
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 10_000, 431),
-        (b"GET /" + b"x" * 10_000, 431),
-        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 405),
-        (b"HEAD /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
-        (b"DELETE /status HTTP/1.1\r\nHost: x\r\n\r\n", 405),
-        (b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n", 500),
+        (b"GET /livez HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 20_000, 431),
+        (b"GET /" + b"x" * 20_000, 431),
+        (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"DELETE /status HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET /why HTTP/1.1\r\nHost: localhost\r\n\r\n", 500),
     ],
 )
 async def test_garbage_and_what_is_no_get_is_refused_and_the_next_is_answered(
@@ -141,7 +153,7 @@ async def test_a_body_without_end_is_not_read() -> None:
 
 async def test_silent_connections_make_room() -> None:
     async with serving() as server:
-        silent = [await connected(server) for _ in range(100)]
+        silent = [await connected(server) for _ in range(200)]
         for stream in silent[::2]:
             await stream.send_all(b"GET /livez HTTP/1.1\r\n")
         assert status_of(await said(server, GET)) == 200
@@ -152,7 +164,7 @@ async def test_silent_connections_make_room() -> None:
 
 async def test_connections_that_were_answered_and_do_not_close_make_room() -> None:
     async with serving() as server:
-        lingering = [await connected(server) for _ in range(32)]
+        lingering = [await connected(server) for _ in range(128)]
         for stream in lingering:
             await stream.send_all(GET)
             assert await stream.receive_some(1) == b"H"
@@ -164,7 +176,7 @@ async def test_connections_that_were_answered_and_do_not_close_make_room() -> No
 async def test_a_head_that_comes_byte_by_byte_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("s4node.monitoring.http_server._REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr("s4node.http.server._REQUEST_SECONDS", 0.2)
     async with serving() as server, await connected(server) as stream:
 
         async def drip() -> None:
@@ -179,21 +191,73 @@ async def test_a_head_that_comes_byte_by_byte_ends_the_connection(
 async def test_an_answer_that_nobody_takes_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("s4node.monitoring.http_server._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("s4node.http.server._ANSWER_SECONDS", 0.2)
 
-    async def large() -> Answer:
+    async def large(_: Request) -> Answer:
         return Answer(200, "x" * 50_000_000)
 
-    server = HttpServer(Config.from_values({"s4.http.address": LOCAL}), {"/": Page(large)})
+    server = HttpServer(Config.from_values({"s4.http.address": LOCAL}), {"page": large})
     await server.listen()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
         async with await connected(server) as stream:
-            await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await until(lambda: server._open == 1)
             await until(lambda: server._open == 0)
             assert len(await rest_of(stream)) < 50_000_000
         nursery.cancel_scope.cancel()
+
+
+# -- pages of browsers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:1", "localhost.", "127.0.0.1:12080", "[::1]:80", "192.0.2.7", "here"],
+)
+async def test_a_node_is_asked_by_its_names_and_addresses(host: str) -> None:
+    async with serving(**{"s4.listener.advertise": "tcp://here:1"}) as server:
+        assert status_of(await said(server, get("/livez", host=host))) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["rebound.example", "localhost.rebound.example:80", "0.0.0.0:80", "x@localhost", "[::1", "a b"],
+)
+async def test_a_name_that_was_bound_to_the_node_afterwards_gets_nothing(host: str) -> None:
+    async with serving() as server:
+        answer = await said(server, get("/status", f"Origin: http://{host}", host=host))
+    assert status_of(answer) == 421
+    assert b"secret" not in answer
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Origin: http://evil.example",
+        "Origin: null",
+        "Origin: http://localhost:8080",  # another program of this machine
+        "Origin: http://localhost@evil.example",
+        "Origin: http://[",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-site",
+        "Sec-Fetch-Site: what",
+    ],
+)
+async def test_a_page_of_another_origin_gets_nothing(header: str) -> None:
+    async with serving() as server:
+        answer = await said(server, get("/status", header))
+    assert status_of(answer) == 403
+    assert b"secret" not in answer
+    assert b"Access-Control" not in answer
+
+
+@pytest.mark.parametrize(
+    "header", ["Origin: http://localhost", "Sec-Fetch-Site: same-origin", "Sec-Fetch-Site: none"]
+)
+async def test_the_page_of_the_node_itself_is_answered(header: str) -> None:
+    async with serving() as server:
+        assert status_of(await said(server, get("/status", header))) == 200
 
 
 # -- who may ask ----------------------------------------------------------------------------------
@@ -203,20 +267,22 @@ async def test_an_answer_that_nobody_takes_ends_the_connection(
 def test_an_address_for_others_needs_certificates(address: str) -> None:
     config = Config.from_values({"s4.http.address": address})
     with pytest.raises(ConfigError, match=r"other machines reach s4\.http\.address"):
-        HttpServer(config, PAGES)
+        HttpServer(config, ANSWERS)
     config = Config.from_values({"s4.http.address": "tls+tcp://127.0.0.1:0"})
     with pytest.raises(ConfigError, match=r"no certificate is given; set s4\.tls\.certificate"):
-        HttpServer(config, PAGES)
+        HttpServer(config, ANSWERS)
 
 
 async def test_an_open_node_answers_anybody() -> None:
     async with serving("tcp://0.0.0.0:0", **{"s4.access": "open"}) as server:
-        assert status_of(await said(server, b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+        assert (
+            status_of(await said(server, b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 200
+        )
 
 
 async def test_a_taken_address_is_named() -> None:
     async with serving() as server:
-        other = HttpServer(Config.from_values({"s4.http.address": server.address}), PAGES)
+        other = HttpServer(Config.from_values({"s4.http.address": server.address}), ANSWERS)
         with pytest.raises(ConfigError, match=rf"{server.address}.*choose another"):
             await other.listen()
 
@@ -231,7 +297,7 @@ async def asked(
         context.load_cert_chain(files["s4.tls.certificate"], files["s4.tls.key"])
     stream = trio.SSLStream(await connected(server), context, https_compatible=True)
     async with stream:
-        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await stream.send_all(get(path, "Connection: close"))
         return await rest_of(stream)
 
 

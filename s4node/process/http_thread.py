@@ -1,0 +1,49 @@
+"""HTTP of a process that runs an app: a thread with a trio run of its own.
+
+So a handler that blocks the app's loop does not hide itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import trio
+
+from s4node.http.server import HttpServer
+
+
+@contextmanager
+def served_in_thread(server: HttpServer) -> Iterator[None]:
+    """Have ``server`` answer during the block; raises ConfigError if it cannot listen."""
+    scope = trio.CancelScope()
+    started = threading.Event()
+    failures: list[BaseException] = []
+    tokens: list[trio.lowlevel.TrioToken] = []
+
+    async def serve() -> None:
+        await server.listen()
+        tokens.append(trio.lowlevel.current_trio_token())
+        started.set()
+        with scope:
+            await server.run()
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        except BaseException as error:
+            failures.append(error)
+        started.set()
+
+    thread = threading.Thread(target=run, name="http", daemon=True)
+    thread.start()
+    started.wait()
+    if failures:
+        raise failures[0]
+    try:
+        yield
+    finally:
+        with suppress(trio.RunFinishedError):
+            tokens[0].run_sync_soon(scope.cancel)
+        thread.join()
