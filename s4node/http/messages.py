@@ -73,7 +73,7 @@ class Conversation:
         self._body: list[bytes] = []
         self.body_bytes = 0
 
-    def receive(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take bytes of the peer; empty ones are its end."""
         self._h11.receive_data(data)
 
@@ -133,12 +133,12 @@ class Conversation:
         head = self._h11.send(h11.Response(status_code=answer.status, headers=headers)) or b""
         if answer.parts is not None:
             return head
-        return head + (b"" if self._is_head else self.part(data)) + self.end()
+        return head + (b"" if self._is_head else self.part(data)) + self.last_part()
 
     def part(self, data: bytes) -> bytes:
         return self._h11.send(h11.Data(data=data)) or b""
 
-    def end(self) -> bytes:
+    def last_part(self) -> bytes:
         return self._h11.send(h11.EndOfMessage()) or b""
 
     def next_cycle(self) -> bool:

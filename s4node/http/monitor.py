@@ -58,7 +58,7 @@ class Watched(Protocol):
         """The things that it lacks to be ready."""
         ...
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """Its cluster; raises S4Error."""
         ...
 
@@ -76,7 +76,7 @@ class WatchedNode:
         self._ask_other = asking(Credentials.configured(node.config))
         self.lacking = node.lacking
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         registry = self._node.registry
         if registry is None:
             raise CoordinationError("the node has not joined its cluster")
@@ -114,7 +114,7 @@ class WatchedProcess:
         running = self._running()
         return [] if running is not None and running.address else ["the app is starting"]
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         return await of_process(self._found(), self._ask)
 
     async def reports(self) -> list[ContainerReport]:
@@ -174,7 +174,7 @@ class Monitor:
         failure = ""
         try:
             with trio.move_on_after(_STATUS_SECONDS):
-                now = self._with_gone(await self._watched.look())
+                now = self._with_gone(await self._watched.snapshot())
                 while self._looks and self._looks[0].time < now.time - _LONGEST_SECONDS:
                     self._looks.popleft()
                 self._looks.append(now)

@@ -81,7 +81,7 @@ class HttpServer:
                 f"need a certificate; use tls+tcp:// with s4.tls.certificate (see s4 certs), "
                 f"127.0.0.1, or set s4.access = open: then any program may do here what a node may"
             )
-        advertised = config[settings.LISTENER_ADVERTISE].rpartition("://")[2].partition(":")[0]
+        advertised = config[settings.LISTENER_ADVERTISE]
         names = {"localhost", gethostname(), host, advertised}
         self._names = frozenset(each.lower() for each in names if each)
         self._listeners: Sequence[trio.SocketListener] = ()
@@ -241,7 +241,7 @@ class HttpServer:
             if asked := conversation.continue_():
                 await stream.send_all(asked)
             while (body := conversation.body()) is None and not conversation.is_over:
-                conversation.receive(bytes(await stream.receive_some(_READ_BYTES)))
+                conversation.feed(bytes(await stream.receive_some(_READ_BYTES)))
                 if sum(each.body_bytes for each in self._waiting.values()) > _MOST_BODIES_BYTES:
                     self._make_room(1)
             if body is not None:
@@ -269,7 +269,7 @@ def _unable(peer: str, role: str, right: str) -> str:
 async def _head(stream: trio.abc.Stream, conversation: Conversation) -> Request | None:
     """The head of the next request, or None if the connection ends before; raises Unreadable."""
     while (request := conversation.head()) is None and not conversation.is_over:
-        conversation.receive(bytes(await stream.receive_some(_READ_BYTES)))
+        conversation.feed(bytes(await stream.receive_some(_READ_BYTES)))
     return request
 
 
