@@ -27,10 +27,15 @@ from s4node.deploy.cluster_snapshot import (
     StreamRow,
     away_of,
     bottleneck_of,
+    commits_of,
     failing_of,
+    flows_of,
+    history_of,
     inputs_of,
     outboxes_of,
+    partitions_of,
     pes_of,
+    rejected_of,
     restoring_of,
     rows_of,
     standbys_of,
@@ -129,6 +134,11 @@ def _snapshot(
         pes_of(statistics),
         [row for name, reports in answered.items() for row in work_of(name, reports)],
         away_of(statistics),
+        flows_of(statistics),
+        [row for name, reports in answered.items() for row in partitions_of(name, reports)],
+        commits_of(statistics),
+        rejected_of(statistics),
+        history_of(each.history for each in answers.values() if isinstance(each, NodeStatus)),
     )
 
 

@@ -182,6 +182,10 @@ class ProgressStatistics(msgspec.Struct, frozen=True):
     uncommitted: Annotated[
         int, gauge("records of Kafka behind a transaction that its producer has left open")
     ] = 0
+    late: Annotated[
+        float,
+        Family("gauge", "seconds since the oldest read, unprocessed event was sent", merge=MOST),
+    ] = 0.0
 
 
 class OutboxStatistics(msgspec.Struct, frozen=True):
@@ -215,9 +219,31 @@ class RestoreStatistics(msgspec.Struct, frozen=True):
     wanted: Annotated[int, gauge("objects that it will fetch at most, as far as is known")]
 
 
+class CommitStatistics(msgspec.Struct):
+    """The commits that ended within ten seconds from ``at`` (Unix time)."""
+
+    at: int
+    count: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    bytes: int = 0
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """An event, or a call of a window or timer, that was given up at a time (Unix time, ms)."""
+
+    ms: int
+    task: str
+    stream: str
+    at: str
+    pe: str
+    reason: str
+
+
 class ReplayStatistics(msgspec.Struct, frozen=True):
     """The counts of replayable inputs and commits.
 
+    ``recent`` are the commits of the last ten minutes, ``rejected`` the events given up last.
     ``failing`` has, by task, why its commit could not be written, or its state read, and is tried
     again; "" is the start of the container. ``away`` has the systems that do not answer or take no
     records, and why.
@@ -250,6 +276,13 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     ] = {}
     failing: dict[str, str] = {}
     away: dict[str, str] = {}
+    commit_bytes: Annotated[int, counter("bytes that commits have written")] = 0
+    commit_age: Annotated[
+        float,
+        Family("gauge", "seconds since the last commit of a task that changed since", merge=MOST),
+    ] = 0.0
+    recent: list[CommitStatistics] = []
+    rejected: list[Rejected] = []
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):
@@ -279,8 +312,9 @@ class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
 
     ``cpu_seconds`` are those of its process, and ``load`` is the load of its machine in the last
     minute by core: above 1, programs wait for one. ``levels`` is, by stream, the number of streams
-    before it on the way from an input; ``grades`` says if it is fast or durable.
-    ``replay`` and ``outboxes`` are empty if tasks keep no state.
+    before it on the way from an input; ``grades`` says if it is fast or durable, and ``ways`` which
+    PEs put events on it and which take them. ``replay`` and ``outboxes`` are empty if tasks keep no
+    state.
     """
 
     app: str
@@ -288,6 +322,7 @@ class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
     load: float = 0.0
     levels: dict[str, int] = {}
     grades: dict[str, str] = {}
+    ways: dict[str, tuple[list[str], list[str]]] = {}
     tasks: Annotated[tuple[TaskStatistics, ...], Keyed()] = ()
     stages: Annotated[tuple[StageStatistics, ...], Keyed()] = ()
     inputs: Annotated[dict[str, InputStatistics], Keyed("stream")] = {}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from s4node.cluster.node.history import Happening
 from s4node.deploy.cluster_snapshot import (
+    CommitsRow,
     FailingRow,
+    FlowRow,
     InputRow,
     OutboxRow,
     RestoringRow,
@@ -17,10 +21,14 @@ from s4node.deploy.cluster_snapshot import (
     WatermarkRow,
     WindowsRow,
     bottleneck_of,
+    commits_of,
     failing_of,
+    flows_of,
+    history_of,
     inputs_of,
     outboxes_of,
     ranges,
+    rejected_of,
     restoring_of,
     rows_of,
     standbys_of,
@@ -30,10 +38,12 @@ from s4node.deploy.cluster_snapshot import (
     with_rates,
 )
 from s4node.metrics.statistics import (
+    CommitStatistics,
     ContainerStatistics,
     InputStatistics,
     OutboxStatistics,
     ProgressStatistics,
+    Rejected,
     ReplayStatistics,
     RestoreStatistics,
     StageStatistics,
@@ -144,6 +154,52 @@ def test_what_is_not_processed_of_an_input_is_added_up_unless_a_part_is_unknown(
         InputRow("a", "log.clicks", 7),
         InputRow("b", "log.clicks", None),
     ]
+
+
+def test_the_oldest_event_of_an_input_is_that_of_its_slowest_task() -> None:
+    made = [ProgressStatistics("t", "log", "clicks", p, 0, None, 1, late=3.0 - p) for p in (0, 1)]
+    report = ContainerStatistics(app="a", replay=ReplayStatistics(progress=made))
+    assert inputs_of([report]) == [InputRow("a", "log.clicks", 2, late=3.0)]
+
+
+def test_the_commits_of_all_containers_of_an_app_are_a_row_for_ten_seconds() -> None:
+    def report(app: str, *made: CommitStatistics) -> ContainerStatistics:
+        return ContainerStatistics(app=app, replay=ReplayStatistics(recent=list(made)))
+
+    one = report("a", CommitStatistics(10, 2, 0.5, 0.4, 100), CommitStatistics(20, 1, 0.1, 0.1, 7))
+    two = report("a", CommitStatistics(10, 1, 1.0, 1.0, 50))
+    assert commits_of([one, two, report("b")]) == [
+        CommitsRow(10, 3, 1.5, 1.0, 150, app="a"),
+        CommitsRow(20, 1, 0.1, 0.1, 7, app="a"),
+    ]
+
+
+def test_a_stream_has_the_pes_at_its_ends_once_for_all_containers() -> None:
+    ways = {"words": (["Split"], ["Count"]), "clicks": ([], ["Split"])}
+    one = told(grades={"clicks": "durable"}, ways=ways)
+    assert flows_of([one, one]) == [
+        FlowRow("shop", "clicks", 0, "durable", [], ["Split"]),
+        FlowRow("shop", "words", 1, "", ["Split"], ["Count"]),
+    ]
+
+
+def test_events_that_were_given_up_are_shown_the_latest_first() -> None:
+    def report(app: str, ms: int) -> ContainerStatistics:
+        one = Rejected(ms, "Partition 0", "clicks", "0:7", "Count", "ValueError: joe")
+        return ContainerStatistics(app=app, replay=ReplayStatistics(rejected=[one]))
+
+    found = rejected_of([report("a", 1), report("b", 2)])
+    assert [(row.app, row.ms, row.reason) for row in found] == [
+        ("b", 2, "ValueError: joe"),
+        ("a", 1, "ValueError: joe"),
+    ]
+
+
+def test_what_several_nodes_have_seen_is_shown_once_the_latest_first() -> None:
+    moved = Happening(1000, "shop", "failover", "partition 0 of a went to b", "a has failed")
+    seen_later = msgspec.structs.replace(moved, ms=1500)
+    again = msgspec.structs.replace(moved, ms=60_000)
+    assert history_of([[moved, again], [seen_later]]) == [again, moved]
 
 
 def test_the_watermark_of_a_stream_is_the_lowest_of_all_tasks() -> None:

@@ -71,6 +71,7 @@ from s4node.errors import (
     StateError,
 )
 from s4node.logger import get_logger
+from s4node.offsets.task_claims import now_ms
 from s4node.savepoints.manifest import AS_IS, StateCheck
 from s4node.version import __version__
 
@@ -139,8 +140,10 @@ class Node:
         return self._redirector.address
 
     def status(self) -> NodeStatus:
-        processes = self.supervisor.processes if self.ready.is_set() else ()
-        return status_of(self.name, self.cluster, self.address, processes)
+        if not self.ready.is_set():
+            return status_of(self.name, self.cluster, self.address, ())
+        processes, history = self.supervisor.processes, self.supervisor.history.last
+        return status_of(self.name, self.cluster, self.address, processes, history)
 
     def lacking(self) -> list[str]:
         """The reasons why the node is not ready: its cluster, its apps, or its share of partitions.
@@ -312,6 +315,8 @@ class Node:
             self._groups[name] = group
             paused = found is not None and await self.registry.paused(AppId(self.cluster, name))
             self._want(name, found, group.addresses, paused=paused)
+        infos = {name: each.value for name, each in apps.items()}
+        self.supervisor.history.seen(now_ms(), infos, self._groups)
         self._redirector.news()
         self.ready.set()
         return seen

@@ -18,6 +18,7 @@ import trio
 from s4node import threads
 from s4node.cluster.coordination.entries import NodeInfo
 from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.history import Happening
 from s4node.errors import ConfigError, NodeUnreachable
 from s4node.events.schema import UNREADABLE
 from s4node.metrics.statistics import ContainerStatistics
@@ -41,7 +42,8 @@ _ADVERTISE = "set its s4.listener.advertise to a host, and a port, at which this
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """A node's report of itself; ``statistics`` are those of its containers that have tasks."""
+    """A node's report of itself; ``statistics`` are those of its containers that have tasks, and
+    ``history`` is what has happened to apps."""
 
     name: str
     cluster: str
@@ -49,6 +51,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     address: str
     containers: list[ContainerStatus]
     statistics: list[ContainerStatistics]
+    history: list[Happening] = []
 
 
 # -- the side of a node ---------------------------------------------------------------------------

@@ -30,6 +30,7 @@ import trio
 
 from s4node.cluster.node import supervisor_protocol
 from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.history import Happening, History
 from s4node.cluster.node.node_status import NodeStatus
 from s4node.cluster.node.restart_policy import (
     END_SECONDS,
@@ -374,6 +375,7 @@ class Supervisor:
         self.limits = limits
         self._end_session = end_session
         self.processes: list[ContainerProcess] = []
+        self.history = History()
         self.changed = trio.Event()
         """Set, and replaced by a new event, whenever a process has changed, or an app has gone."""
         self._nursery = nursery
@@ -402,6 +404,7 @@ class Supervisor:
         ]
 
     def _change(self, process: ContainerProcess) -> None:
+        self.history.failed_once(process.status())
         if process.ended.is_set() and process in self.processes:
             self.processes.remove(process)
         self.note_change()
@@ -426,11 +429,16 @@ async def supervising(
 
 
 def status_of(
-    name: str, cluster: str, address: str, processes: Iterable[ContainerProcess]
+    name: str,
+    cluster: str,
+    address: str,
+    processes: Iterable[ContainerProcess],
+    history: Iterable[Happening] = (),
 ) -> NodeStatus:
     found = [(each.status(), each.statistics) for each in processes]
     statistics = [each for _, each in found if each is not None]
-    return NodeStatus(name, cluster, os.getpid(), address, [each for each, _ in found], statistics)
+    containers = [each for each, _ in found]
+    return NodeStatus(name, cluster, os.getpid(), address, containers, statistics, list(history))
 
 
 async def _wait_gone(process: trio.Process) -> None:

@@ -23,9 +23,10 @@ import trio
 from s4node.errors import CheckpointError, NotSaveable, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
+from s4node.metrics.statistics import CommitStatistics
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.cuts import CutReport
-from s4node.offsets.task_claims import TaskClaims
+from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
 from s4node.runtime.loop.run_loop import RunLoop
@@ -296,6 +297,25 @@ class Committer:
     @property
     def writing(self) -> bool:
         return any(commits.writing for commits in self._tasks.values())
+
+    @property
+    def bytes(self) -> int:
+        return self._context.times.bytes
+
+    def recent(self) -> list[CommitStatistics]:
+        """The commits of the last ten minutes."""
+        return self._context.times.recent(now_ms() / 1000)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last commit of a task that has changed since; 0 if none has."""
+        now = now_ms()
+        ages = [
+            now - each.checkpoint.written_ms
+            for each in self._tasks.values()
+            if each.checkpoint.written_ms and each.changed
+        ]
+        return max(0, *ages, 0) / 1000
 
     def committed(self) -> Mapping[int, Checkpoint]:
         """The last checkpoint of each task."""

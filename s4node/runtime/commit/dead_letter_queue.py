@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ import trio
 from s4node.errors import DecodeError
 from s4node.events.event import GenericEvent
 from s4node.logger import get_logger
+from s4node.metrics.statistics import Rejected
 from s4node.offsets.input_progress import InputReceipt
+from s4node.offsets.task_claims import now_ms
 from s4node.runtime.task.poison.dead_letter import dead_letter
 from s4node.runtime.task.poison.poison_events import Place
 
@@ -38,6 +40,9 @@ Keep = Callable[[GenericEvent], Awaitable[None]]
 MAX_KNOWN = 10_000
 """Dead letters that a container remembers, so that none is sent twice."""
 
+_LAST = 50
+_LONGEST_REASON = 500
+
 _Place = tuple[int, str, int]
 
 MAX_WAITING = 1000
@@ -47,11 +52,13 @@ MAX_WAITING = 1000
 class DeadLetterQueue:
     """Stores bad events with ``keep``, or drops them if ``drop``, or else stops the container.
 
-    ``counts`` are by stream. Tasks go on in ``loop`` once all their dead letters are stored.
+    ``counts`` are by stream, and ``last`` has the last events that were given up. Tasks go on in
+    ``loop`` once all their dead letters are stored.
     """
 
     def __init__(self, loop: RunLoop, *, drop: bool, keep: Keep | None) -> None:
         self.counts: Counter[str] = Counter()
+        self.last: deque[Rejected] = deque(maxlen=_LAST)
         self._drop = drop
         self._keep = keep
         self._loop = loop
@@ -113,11 +120,16 @@ class DeadLetterQueue:
                 kept=self._keep is not None,
             )
         self.counts[stream] += 1
+        self.remember(task, stream, f"{ssp.partition}:{number}", reason)
         place = (task.partition, str(ssp), number)
         if self._keep is None or place in self._known:
             return
         receipt.hold(number)
         self._send(task, place, dead_letter(ssp, str(ssp), number, reason, event), receipt)
+
+    def remember(self, task: Task, stream: str, at: str, reason: str, pe: str = "") -> None:
+        """Remember what was given up, and why, for those who watch."""
+        self.last.append(Rejected(now_ms(), task.name, stream, at, pe, reason[:_LONGEST_REASON]))
 
     def send_skipped(self, task: Task, at: Place, what: GenericEvent) -> None:
         """Send the dead letter of an event that ``task`` has skipped, unless it was sent before."""

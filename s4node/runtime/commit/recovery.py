@@ -104,6 +104,7 @@ class Recovery:
                 exc_info=error.__cause__ if fault.trace else None,
             )
         self.counts[batch.stream] += 1
+        self._dead_letter_queue.remember(task, batch.stream, str(place), fault.reason, error.pe)
         task.failures.isolation.poison_events.add(place, fault)
         return True
 
@@ -127,6 +128,7 @@ class Recovery:
                 exc_info=error.__cause__,
             )
         self.counts[stream] += 1
+        self._dead_letter_queue.remember(task, stream, str(call), fault.reason, call.pe)
         hooks.add(call, FailedCall(stream, fault, kept=said == DEAD_LETTER))
         return True
 

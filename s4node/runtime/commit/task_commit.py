@@ -22,6 +22,7 @@ Rules
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -32,6 +33,7 @@ from s4node import clocks, threads
 from s4node.errors import CheckpointError, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
+from s4node.metrics.statistics import CommitStatistics
 from s4node.net.ingress.commit_rows import Producers, TakenProducers, rows_of
 from s4node.net.wire.frame import TASK
 from s4node.offsets.checkpoint import Checkpoint
@@ -59,6 +61,36 @@ _THREADS = 8
 """Databases that may be opened or written at a time."""
 _UPLOADS = 2
 """Checkpoints that are shipped at a time. Each may take long, and slows down the commits."""
+
+
+_TIMES_SECONDS = 10
+_TIMES_KEPT = 600
+
+
+class CommitTimes:
+    """The commits of the last ten minutes, ten seconds at a time; ``bytes`` are of all commits."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._recent: deque[CommitStatistics] = deque()
+
+    def ended(self, now: float, seconds: float, size: int) -> None:
+        """Count a commit that took so many ``seconds`` and wrote ``size`` bytes."""
+        at = int(now) // _TIMES_SECONDS * _TIMES_SECONDS
+        if not self._recent or self._recent[-1].at < at:
+            self._recent.append(CommitStatistics(at))
+        last = self._recent[-1]
+        last.count += 1
+        last.seconds += seconds
+        last.longest = max(last.longest, seconds)
+        last.bytes += size
+        self.bytes += size
+
+    def recent(self, now: float) -> list[CommitStatistics]:
+        """The commits of the last ten minutes."""
+        while self._recent and self._recent[0].at < now - _TIMES_KEPT:
+            self._recent.popleft()
+        return list(self._recent)
 
 
 class TaskProgress(NamedTuple):
@@ -93,6 +125,7 @@ class CommitContext:
     retries: Retries
     commits: int = 0
     failures: int = 0
+    times: CommitTimes = field(default_factory=CommitTimes)
     store: TaskClaims | None = None
     run: int = 0
     encoding: trio.Lock = field(default_factory=trio.Lock)
@@ -146,6 +179,7 @@ class TaskCommits:
     cut: int = 0  # the savepoint whose cut is the current commit
     _epochs: dict[tuple[str, str, int], int] = field(init=False)
     _written_ms: int = 0  # when the last commit began
+    _bytes_before: int = 0  # that were written before it
     _failing_since: float | None = None
     _expire_at: dict[str, bytes] = field(default_factory=dict)
     _pe_expire_at: dict[str, bytes] = field(default_factory=dict)
@@ -230,6 +264,7 @@ class TaskCommits:
         """Take the current state, for the progress that belongs to it."""
         began = clocks.cpu()
         self._written_ms = now_ms()
+        self._bytes_before = self.state.bytes_written
         self.state.set_meta(WRITTEN, self._written_ms)
         for ssp, epoch in what.epochs.items():
             if self._epochs.get(ssp, 0) != epoch:
@@ -375,6 +410,8 @@ class TaskCommits:
     async def acknowledge(self, what: TaskProgress) -> None:
         """Acknowledge a commit that is safe to producers, startpoints and the task."""
         self._context.commits += 1
+        size, now = self.state.bytes_written - self._bytes_before, now_ms()
+        self._context.times.ended(now / 1000, (now - self._written_ms) / 1000, max(0, size))
         self.task.failures.isolation.written()
         offsets, consumed, producers, _ = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())

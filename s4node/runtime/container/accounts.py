@@ -48,13 +48,25 @@ class Accounts:
         self._job: str
         self._levels: dict[str, int]
         self._grades: dict[str, str]
+        self._ways: dict[str, tuple[list[str], list[str]]]
         self._parts: Parts
         self._replay: FastParts
 
     def made(self, job: str, parts: Parts, replay: FastParts) -> None:
         """Take the parts to ask, which have just been made."""
         self._job, self._parts, self._replay = job, parts, replay
-        edges = dataflow.edges(self._app)
+        puts, streams = dataflow.puts(self._app), self._app.streams
+        self._ways = {
+            name: (
+                [pe for pe in puts if name in puts[pe]],
+                [target.name for target in stream.targets],
+            )
+            for name, stream in streams.items()
+        }
+        edges = {
+            name: set().union(*(puts.get(pe, ()) for pe in takers))
+            for name, (_, takers) in self._ways.items()
+        }
         inputs = [name for name, each in self._app.streams.items() if isinstance(each, InputStream)]
         self._levels = dataflow.levels(edges, inputs)
         self._grades = grades_of(self._app, self._config)
@@ -86,6 +98,7 @@ class Accounts:
             load=os.getloadavg()[0] / (os.cpu_count() or 1),
             levels=self._levels,
             grades=self._grades,
+            ways=self._ways,
             tasks=tuple(task.statistics() for task in parts.partitions.tasks.values()),
             stages=tuple(self._stages()),
             inputs=parts.inputs.statistics(parts.outputs.passed_on()),

@@ -414,6 +414,10 @@ class DurableParts(FastParts):
             {} if self.standbys is None else self.standbys.lags(),
             dict(self.retries.failing),
             dict.fromkeys(self.away, "it cannot be reached") | self._outputs.context.failing(),
+            self.committer.bytes,
+            self.committer.age,
+            self.committer.recent(),
+            list(self.dead_letters.last),
         )
 
     @property

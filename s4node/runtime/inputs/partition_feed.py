@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -78,6 +79,9 @@ class FeedOwner(Protocol):
         ...
 
 
+_KNOWN_BATCHES = 1000
+
+
 class Taker:
     """A task that reads a partition; ``next`` is the next offset to give it, and ``epoch`` the one
     that its first offset belongs to."""
@@ -90,6 +94,17 @@ class Taker:
         self.epoch = 0
         self.end_reported = False
         self.progress: InputProgress
+        self._given: deque[tuple[int, int]] = deque(maxlen=_KNOWN_BATCHES)
+
+    def was_given(self, batch: InputBatch) -> None:
+        """Note when the events of a batch that it is given were sent."""
+        self._given.append((batch.end, batch.created_ms))
+
+    def late(self, now_ms: int) -> float:
+        """Seconds since the oldest given event that is not processed was sent; 0 if all are."""
+        while self._given and self._given[0][0] <= self.progress.safe:
+            self._given.popleft()
+        return max(0, now_ms - self._given[0][1]) / 1000 if self._given else 0.0
 
 
 class Keyed(NamedTuple):
@@ -257,6 +272,7 @@ class PartitionFeed:
                 self._tasks.outputs,
             )
             taker.next = end
+            taker.was_given(batch)
             self._tasks.feed(task, mine)
 
     def _give(self, batch: InputBatch) -> None:
@@ -267,6 +283,7 @@ class PartitionFeed:
                 place = taker.task.partition, taker.progress, taker.next
                 mine = TaskBatch(batch, *place, shared=shared)
                 taker.next = end
+                taker.was_given(batch)
                 self._tasks.feed(taker.task, mine)
 
 

@@ -31,6 +31,7 @@ from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.startpoint import Startpoint
 from s4node.offsets.startpoint_fan_out import Request, id_of_start
 from s4node.offsets.system import System, SystemStreamPartition
+from s4node.offsets.task_claims import now_ms
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.inputs.partition_feed import FedTasks, Keyed, PartitionFeed, Taker
 from s4node.runtime.inputs.starting_offsets import Known, StartingOffsets
@@ -411,8 +412,10 @@ class SystemConsumers:
                 feed = self._feeds.get(ssp)
                 lag = None if feed is None else feed.unprocessed(progress.safe)
                 held = 0 if feed is None else feed.uncommitted
+                taker = None if feed is None else feed.takers.get(task)
+                late = 0.0 if taker is None else taker.late(now_ms())
                 place = progress.safe, progress.committed
-                yield ProgressStatistics(names[task], *ssp, *place, lag, held)
+                yield ProgressStatistics(names[task], *ssp, *place, lag, held, late)
 
     # -- room --------------------------------------------------------------------------------
 
