@@ -11,6 +11,7 @@ const WHY_EVERY_MS = 2000;
 const AWAY_MS = 5000;
 const RATE_SECONDS = 4;
 const NARROW = 700;
+const FEW = 6;
 
 const at = (id) => document.getElementById(id);
 
@@ -213,7 +214,7 @@ function drawWhy(here) {
   }
 }
 
-const PE = { width: 164, height: 62 };
+const PE = { width: 192, height: 62 };
 const STREAM = { width: 150, height: 62 };
 const GAP = 30;
 
@@ -560,12 +561,15 @@ function drawDead({ app, snapshot }) {
   const rows = of(snapshot.rejected, app);
   const skipped = of(snapshot.stages, app).filter((row) => row.left_out);
   const columns = [["time", ""], ["stream", ""], ["at", ""], ["PE", ""], ["reason", "long"]];
+  const rowOf = (row) => ({
+    key: `${row.ms} ${row.stream} ${row.at}`,
+    cells: [moment(row.ms), name(row.stream), h("span", { class: "mono" }, name(row.at)), row.pe ? name(row.pe) : "", name(row.reason)],
+  });
+  const rest = rows.slice(FEW);
   show("dead",
     skipped.length ? h("p", { class: "bad" }, skipped.map((row, index) => [index ? ", " : "", `${count(row.left_out)} of `, name(row.stream)])) : null,
-    rows.length ? table(columns, rows.map((row) => ({
-      key: `${row.ms} ${row.stream} ${row.at}`,
-      cells: [moment(row.ms), name(row.stream), h("span", { class: "mono" }, name(row.at)), row.pe ? name(row.pe) : "", name(row.reason)],
-    }))) : note("None. Each event was processed, or its failure stops the app."));
+    rows.length ? table(columns, rows.slice(0, FEW).map(rowOf)) : note("None. Each event was processed, or its failure stops the app."),
+    rest.length ? h("details", {}, h("summary", { class: "soft" }, `${rest.length} more`), table(columns, rest.map(rowOf))) : null);
 }
 
 function drawHistory({ snapshot }) {
@@ -574,8 +578,10 @@ function drawHistory({ snapshot }) {
     key: `${each.ms} ${each.app} ${each.text}`,
     cells: [moment(each.ms), h("span", { class: `kind ${each.kind}` }, each.kind), name(each.app), [name(each.text), each.cause ? h("div", { class: "soft" }, name(each.cause)) : null]],
   }));
-  show("history", rows.length ? table([["time", ""], ["", ""], ["app", ""], ["what", "long"]], rows)
-    : note(containers.length ? "None since the nodes have started." : "Nothing was deployed."));
+  const columns = [["time", ""], ["", ""], ["app", ""], ["what", "long"]];
+  const rest = rows.slice(2 * FEW);
+  show("history", rows.length ? table(columns, rows.slice(0, 2 * FEW)) : note(containers.length ? "None since the nodes have started." : "Nothing was deployed."),
+    rest.length ? h("details", {}, h("summary", { class: "soft" }, `${rest.length} more`), table(columns, rest)) : null);
 }
 
 // -- a key ------------------------------------------------------------------------------------------
