@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,9 @@ _TIMEOUT = 5.0
 _NEW_TOPIC_TRIES, _KNOWN_TOPIC_TRIES = 5, 50
 """A topic that was just created is unknown to some brokers for a moment. So is one that was there
 before, to a broker that starts."""
+
+_LOG_SECONDS = 5.0
+"""A question that has no answer for so long is logged."""
 
 _CLOSE_SECONDS = 1.0
 """Clients that do not close in this time are left to their threads."""
@@ -269,18 +273,19 @@ class KafkaSystem:
 
     async def partitions(self, stream: str) -> int:
         topic = self._topics.get(stream, stream)
-        tries = _KNOWN_TOPIC_TRIES if stream in self._seen else _NEW_TOPIC_TRIES
-        while tries:
-            found = await self._ask(lambda client: client.list_topics(topic, timeout=_TIMEOUT))
-            facts = found.topics[topic]
-            if facts.error is None and facts.partitions:
+
+        def count(client: Consumer) -> int:
+            facts = client.list_topics(topic, timeout=_TIMEOUT).topics[topic]
+            if facts.error is not None and facts.error.code() not in GONE:
+                raise KafkaException(facts.error)
+            return len(facts.partitions)
+
+        for tried in range(_KNOWN_TOPIC_TRIES if stream in self._seen else _NEW_TOPIC_TRIES):
+            if tried:
+                await trio.sleep(0.1)
+            if found := await self._ask(count, stream):
                 self._seen.add(stream)
-                return len(facts.partitions)
-            if facts.error is not None and facts.error.code() in DENIED:
-                raise self._refusal(facts.error, f"topic {topic!r}")
-            if facts.error is None or facts.error.code() in GONE:
-                tries -= 1
-            await trio.sleep(0.1)
+                return found
         names = await self.topics()
         known = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         raise UnknownStream(
@@ -305,12 +310,12 @@ class KafkaSystem:
             (found,) = admin.describe_topics(topics, request_timeout=_TIMEOUT).values()
             return str(found.result().topic_id)
 
-        return await self._ask(describe)
+        return await self._ask(describe, stream)
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
         place = await self._place(ssp)
         oldest, upcoming = await self._ask(
-            lambda client: client.get_watermark_offsets(place, timeout=_TIMEOUT)
+            lambda client: client.get_watermark_offsets(place, timeout=_TIMEOUT), ssp.stream
         )
         return Bounds(oldest, upcoming)
 
@@ -326,7 +331,7 @@ class KafkaSystem:
                 raise KafkaException(found.error)
             return found.offset
 
-        offset = await self._ask(find)
+        offset = await self._ask(find, ssp.stream)
         return offset if offset >= 0 else bounds.upcoming
 
     async def open(
@@ -365,21 +370,30 @@ class KafkaSystem:
             )
         return TopicPartition(self._topics.get(ssp.stream, ssp.stream), ssp.partition, offset)
 
-    async def _ask(self, question: Callable[[Consumer], T]) -> T:
-        """The answer of a broker; waits while there is none."""
+    async def _ask(self, question: Callable[[Consumer], T], stream: str = "") -> T:
+        """The answer of a broker; waits while there is none.
+
+        A client whose brokers are away may say that a partition is unknown. So a broker is asked
+        whether the stream is gone; raises UnknownStream if it is.
+        """
+        log_at = trio.current_time() + _LOG_SECONDS
         while True:
             try:
                 return await self._in_thread(question)
             except KafkaException as error:
                 found = error.args[0]
                 if found.code() in DENIED and found.code() != KafkaError._AUTHENTICATION:
-                    raise self._refusal(found) from error
+                    topic = self._topics.get(stream, stream)
+                    raise self._refusal(found, f"topic {topic!r}" if stream else "") from error
                 if found.code() in GONE:
-                    raise UnknownStream(f"system {self.name!r}: {found.str()}") from error
-                if not (found.retriable() or found.code() in PASSING):
+                    await self.partitions(stream)
+                elif not (found.retriable() or found.code() in PASSING):
                     raise S4Error(
                         f"system {self.name!r} at {self.address}: {found.str()} ({found.name()})"
                     ) from error
+            if trio.current_time() > log_at:
+                log_at = math.inf
+                log.warning("brokers are asked again", system=self.name, reason=found.str())
             await trio.sleep(0.2)
 
     async def _in_thread(self, question: Callable[[Consumer], T]) -> T:
@@ -410,8 +424,8 @@ class KafkaSystem:
         of = f" {what}" if what else ""
         return S4Error(
             f"system {self.name!r} at {self.address} refuses{of}: {error.str()} ({error.name()}). "
-            f"Give the user of systems.{self.name}.consumer the right to describe and to read, or "
-            f"correct its options"
+            f"Give the user of systems.{self.name}.consumer the rights to describe inputs and "
+            f"outputs, and to read inputs, or correct its options"
         )
 
     # -- writing -------------------------------------------------------------------------------

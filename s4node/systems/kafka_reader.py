@@ -62,6 +62,7 @@ DENIED = frozenset(
 PASSING = frozenset(
     (
         KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
@@ -259,6 +260,11 @@ def _key_of(message: Any) -> tuple[str, int]:
     return message.topic(), message.partition()
 
 
+def _code_of(message: Any) -> int | None:
+    error = message.error()
+    return None if error is None else error.code()
+
+
 class KafkaReader:
     """Reads one partition, at ``place``, from its offset on; before ``last``, if that is set."""
 
@@ -449,8 +455,10 @@ def check_epoch(
     consumer = Consumer(dict(options))
     try:
         consumer.assign([place])
-        while not (found := consumer.consume(1, _WAIT)):
+        found: list[Any] = []
+        while not found:
             trio.from_thread.check_cancelled()
+            found = [m for m in consumer.consume(1, _WAIT) if _code_of(m) not in PASSING]
         error = found[0].error()
         if error is not None and error.code() in _LOST and _TRUNCATED in error.str():
             raise _end_lost(ssp, place.offset, error)

@@ -244,9 +244,9 @@ async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
     secret.write_text("wrong\n")
     await refused("refuses: .*Authentication failed")
     secret.write_text("secret\n")
-    await refused("refuses topic .*TOPIC_AUTHORIZATION_FAILED.* the right to describe and to read")
+    await refused("refuses topic .*TOPIC_AUTHORIZATION_FAILED.* rights to describe inputs")
     broker.allow(topic, "DESCRIBE")
-    await refused("refuses.*TOPIC_AUTHORIZATION_FAILED.* the right to describe and to read")
+    await refused("refuses.*TOPIC_AUTHORIZATION_FAILED.* and to read inputs")
     broker.allow(topic, "READ")
     assert await counted(settings, truth) == truth
     totals, markers = f"totals-{topic}", "__s4-denied-clicks"
@@ -256,7 +256,7 @@ async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
         "streams.totals.samza.physical.name": totals,
         "s4.state.folder": str(tmp_path / "other"),
     }
-    await refused(f"refuses topic '{totals}'.*TOPIC_AUTHORIZATION_FAILED", Sums)
+    await refused(f"refuses topic '{totals}'.*rights to describe inputs and outputs", Sums)
     broker.allow(totals, "DESCRIBE")
     await refused("TRANSACTIONAL_ID_AUTHORIZATION_FAILED.* with this transactional id", Sums)
     for task in range(1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -14,10 +14,13 @@ pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/inst
 pytest.register_assert_rewrite("conformance.systems")
 
 from conformance.systems import RECORD_SETTINGS, Lab, Record, SystemConformance  # noqa: E402
-from harness import plain_errors  # noqa: E402
+from harness import plain_errors, until  # noqa: E402
 from kafka_broker import Broker, lacking, running_broker  # noqa: E402
 
+from s4node import GenericEvent  # noqa: E402
 from s4node.config.config import Config  # noqa: E402
+from s4node.offsets.startpoint import Timestamp  # noqa: E402
+from s4node.offsets.system import Bounds, InputBatch, SystemStreamPartition  # noqa: E402
 from s4node.systems.kafka import KafkaSystem  # noqa: E402
 
 pytestmark = [
@@ -97,6 +100,53 @@ class TestKafka(SystemConformance):
                     nursery.cancel_scope.cancel()
 
         return lab
+
+
+async def test_questions_wait_for_a_broker_that_is_killed_and_starts(broker: Broker) -> None:
+    """Each has a client of its own: an answer to one question is known for others, too."""
+    topic = f"clicks-{next(_numbers)}"
+    broker.create(topic, 2)
+    broker.put(topic, [b"{}"] * 9)
+    place = SystemStreamPartition("kafka", topic, 0)
+
+    async def first_read(system: KafkaSystem) -> int:
+        reader = await system.open(place, 3, [GenericEvent], epoch=1)
+        try:
+            batch = await reader.read()
+            assert isinstance(batch, InputBatch)
+            return batch.first
+        finally:
+            await reader.aclose()
+
+    questions: list[tuple[Callable[[KafkaSystem], Awaitable[Any]], Any]] = [
+        (lambda system: system.partitions(topic), 2),
+        (lambda system: system.identity(topic), None),
+        (lambda system: system.bounds(place), Bounds(0, 9)),
+        (lambda system: system.resolve(place, Timestamp(1)), 0),
+        (first_read, 3),
+    ]
+    answered: set[int] = set()
+
+    async def ask(number: int, system: KafkaSystem) -> None:
+        question, answer = questions[number]
+        while True:
+            found = await question(system)
+            assert answer is None or found == answer
+            answered.add(number)
+
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            for number in range(len(questions)):
+                system = KafkaSystem("kafka", config(broker, {}))
+                await nursery.start(system.run)
+                nursery.start_soon(ask, number, system)
+            for restarts in range(3):
+                if restarts:
+                    await trio.to_thread.run_sync(broker.kill)
+                    await trio.to_thread.run_sync(broker.start)
+                answered.clear()
+                await until(lambda: len(answered) == len(questions), "all have answers", 60)
+            nursery.cancel_scope.cancel()
 
 
 # -- set-up ---------------------------------------------------------------------------------------
