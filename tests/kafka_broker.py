@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import trio
+
+pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
+
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
@@ -25,7 +31,10 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from harness import free_port
+from harness import free_port, running
+from input_systems import dies
+
+from s4node import App
 
 JARS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s4node" / "kafka-3.9.1"
 
@@ -71,6 +80,14 @@ def lacking() -> str:
     return ""
 
 
+needs_broker = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(lacking()), reason=lacking()),
+]
+"""The marks of all tests that need one."""
+
+
 class Broker:
     """A broker with its data in ``folder``, at ``address``.
 
@@ -82,6 +99,7 @@ class Broker:
         self.address = f"127.0.0.1:{(port := free_port())}"
         self.guarded = f"127.0.0.1:{(guarded := free_port())}"
         self._folder = folder
+        self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._properties = folder / "server.properties"
@@ -128,7 +146,20 @@ class Broker:
             self._process.kill()
             self._process.wait()
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Those of an app with a system that is called kafka."""
+        return {
+            "systems.kafka.type": "kafka",
+            "systems.kafka.address": self.address,
+            "systems.kafka.samza.offset.default": "oldest",
+        }
+
     # -- topics --------------------------------------------------------------------------------
+
+    def name(self, begin: str) -> str:
+        """A name that no other topic has."""
+        return f"{begin}-{next(self._numbers)}"
 
     def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
         new = NewTopic(
@@ -169,13 +200,13 @@ class Broker:
             file.unlink()
         self.start()
 
-    def allow(self, name: str, right: str, kind: ResourceType = ResourceType.TOPIC) -> None:
+    def allow(self, name: str, right: str, kind: str = "TOPIC") -> None:
         """Give joe a right, such as READ."""
-        operation = AclOperation[right]
+        operation, of = AclOperation[right], ResourceType[kind]
         exact, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-        acl = AclBinding(kind, name, exact, "User:joe", "*", operation, allow)
+        acl = AclBinding(of, name, exact, "User:joe", "*", operation, allow)
         self.admin.create_acls([acl])[acl].result(30)
-        wanted = AclBindingFilter(kind, name, exact, "User:joe", "*", operation, allow)
+        wanted = AclBindingFilter(of, name, exact, "User:joe", "*", operation, allow)
         deadline = time.monotonic() + 30
         while not self.admin.describe_acls(wanted).result(30):
             assert time.monotonic() < deadline, f"{right} of {name} is not allowed yet"
@@ -252,6 +283,30 @@ def running_broker(folder: Path) -> Iterator[Broker]:
         with suppress(ProcessLookupError):
             broker.resume()
         broker.close()
+
+
+def run_words(app: ModuleType, settings: Mapping[str, str]) -> list[str]:
+    """The words of ``s4`` that run the app of a module with settings."""
+    given = [word for name, text in settings.items() for word in ("-p", f"{name}={text}")]
+    return ["run", str(app.__file__), "--listen", "tcp://127.0.0.1:0", *given]
+
+
+def as_joe(password: str | Path) -> dict[str, str]:
+    """The settings of an app whose user is joe, with the password in a file."""
+    options = {
+        "security.protocol": "sasl_plaintext",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "joe",
+        "sasl.password.file": str(password),
+    }
+    return {f"systems.kafka.consumer.{name}": text for name, text in options.items()}
+
+
+async def stops(app: App, settings: dict[str, str], error: type[Exception], said: str) -> None:
+    """Run an app, which ends with an error that says this."""
+    with dies(error, match=said):
+        async with running(app, settings, deadline=120):
+            await trio.sleep_forever()
 
 
 def _java() -> list[str]:

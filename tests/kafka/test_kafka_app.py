@@ -6,21 +6,16 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kafka_clicks
 import pytest
 import trio
-
-pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
-
-import kafka_clicks
-from confluent_kafka.admin import ResourceType
 from harness import free_port, metric, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
-from kafka_broker import Broker, lacking, running_broker
+from kafka_broker import Broker, as_joe, needs_broker, run_words, stops
 from kafka_clicks import Clicks
 from kafka_sums import Sums
 from structlog.testing import capture_logs
@@ -37,29 +32,14 @@ from s4node.errors import (
 )
 from s4node.events.keys import Partitioner, kafka
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(lacking()), reason=lacking()),
-]
-
-
-_numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with running_broker(tmp_path_factory.mktemp("kafka")) as found:
-        yield found
+pytestmark = needs_broker
 
 
 @pytest.fixture
-def settings(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+def settings(broker: Broker, tmp_path: Path) -> dict[str, str]:
     return {
-        "systems.kafka.type": "kafka",
-        "systems.kafka.address": broker.address,
-        "systems.kafka.samza.offset.default": "oldest",
-        "streams.clicks.samza.physical.name": f"shop.{request.node.name[:40]}",
+        **broker.settings,
+        "streams.clicks.samza.physical.name": broker.name("shop.clicks"),
         "s4.state.folder": str(tmp_path / "state"),
         "task.commit.ms": "20",
     }
@@ -75,8 +55,7 @@ async def test_records_of_transactions_count_once_while_the_app_and_the_broker_a
 ) -> None:
     broker.create(topic, 4)
     truth = put_transactions(broker, topic, range(200), partitions=4)
-    command = ["run", kafka_clicks.__file__, "--listen", "tcp://127.0.0.1:0"]
-    command += [word for name, text in settings.items() for word in ("-p", f"{name}={text}")]
+    command = run_words(kafka_clicks, settings)
     draw = random.Random(7)
     for turn in range(4):
         async with s4_process(*command, cwd=tmp_path) as process:
@@ -126,9 +105,8 @@ async def test_a_topic_that_is_made_anew_or_trimmed_stops_the_app(
     assert await counted(settings, truth) == truth
     put(broker, topic, range(10, 30))
     broker.trim(topic, 0, 20)
-    with dies(InputLost, match="offset 10, but the oldest event is at 20.*onLost = oldest"):
-        async with running(Clicks("clicks"), settings):
-            await trio.sleep_forever()
+    said = "offset 10, but the oldest event is at 20.*onLost = oldest"
+    await stops(Clicks("clicks"), settings, InputLost, said)
     left = Counter((f"user-{n % 5}", n) for n in range(20, 30))
     assert await counted({**settings, "streams.clicks.onLost": "oldest"}, truth | left) == (
         truth | left
@@ -136,9 +114,8 @@ async def test_a_topic_that_is_made_anew_or_trimmed_stops_the_app(
     broker.delete(topic)
     broker.create(topic, 1)
     put(broker, topic, range(40))
-    with dies(CheckpointError, match="kafka.clicks was deleted and made anew under its name"):
-        async with running(Clicks("clicks"), settings):
-            await trio.sleep_forever()
+    said = "kafka.clicks was deleted and made anew under its name"
+    await stops(Clicks("clicks"), settings, CheckpointError, said)
 
 
 async def test_keys_stay_where_their_producers_put_them_and_one_elsewhere_stops_the_app(
@@ -165,9 +142,7 @@ async def test_keys_stay_where_their_producers_put_them_and_one_elsewhere_stops_
     producer.produce(topic, b'{"user": "bob", "number": 1}', b"bob", wrong)
     assert producer.flush(30) == 0
     said = f"'bob' came in partition {wrong} of kafka.{re.escape(topic)}.*partition {home('bob')}"
-    with dies(MisplacedKey, match=said):
-        async with running(Clicks("clicks"), routed):
-            await trio.sleep_forever()
+    await stops(Clicks("clicks"), routed, MisplacedKey, said)
     bob = Counter({("bob", 1): 1})  # the others are in the state, and not in memory
     assert await counted({**routed, "streams.clicks.routed": "false"}, bob) == bob
 
@@ -201,19 +176,22 @@ async def test_a_topic_that_gets_more_partitions_stops_the_app_which_goes_on_wit
     ],
 )
 async def test_a_record_that_is_no_event_stops_the_app_or_is_a_dead_letter(
-    broker: Broker, settings: dict[str, str], key: bytes | None, value: bytes, said: str
+    broker: Broker,
+    topic: str,
+    settings: dict[str, str],
+    key: bytes | None,
+    value: bytes,
+    said: str,
 ) -> None:
-    topic, letters = (f"{kind}-{next(_numbers)}" for kind in ("clicks", "letters"))
-    settings |= {"streams.clicks.samza.physical.name": topic, "streams.clicks.record.key": "user"}
+    letters = broker.name("letters")
+    settings["streams.clicks.record.key"] = "user"
     broker.create(topic, 1)
     broker.create(letters, 1)
     producer = broker.producer()
     for each in ((b"joe", b'{"number": 1}'), (key, value), (b"joe", b'{"number": 2}')):
         producer.produce(topic, each[1], each[0])
     assert producer.flush(30) == 0
-    with dies(DecodeError, match=said):
-        async with running(Clicks("clicks"), settings):
-            await trio.sleep_forever()
+    await stops(Clicks("clicks"), settings, DecodeError, said)
     kept = {**settings, "task.dead.letter.stream": f"kafka.{letters}"}
     truth = Counter([("joe", 1), ("joe", 2)])
     assert await counted(kept, truth) == truth
@@ -227,19 +205,10 @@ async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
     broker.create(topic, 1)
     truth = put(broker, topic, range(10))
     secret = tmp_path / "secret"
-    options = {
-        "security.protocol": "sasl_plaintext",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "joe",
-        "sasl.password.file": str(secret),
-    }
-    settings |= {f"systems.kafka.consumer.{name}": text for name, text in options.items()}
-    settings["systems.kafka.address"] = broker.guarded
+    settings |= {**as_joe(secret), "systems.kafka.address": broker.guarded}
 
     async def refused(said: str, app: Callable[[str], App] = Clicks) -> None:
-        with dies(S4Error, match=said):
-            async with running(app("clicks"), settings):
-                await trio.sleep_forever()
+        await stops(app("clicks"), settings, S4Error, said)
 
     secret.write_text("wrong\n")
     await refused("refuses: .*Authentication failed")
@@ -249,7 +218,7 @@ async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
     await refused("refuses.*TOPIC_AUTHORIZATION_FAILED.* and to read inputs")
     broker.allow(topic, "READ")
     assert await counted(settings, truth) == truth
-    totals, markers = f"totals-{topic}", "__s4-denied-clicks"
+    totals, markers = broker.name("totals"), "__s4-denied-clicks"
     broker.create(totals, 1)
     settings |= {
         "s4.cluster.name": "denied",
@@ -261,7 +230,7 @@ async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
     await refused("TRANSACTIONAL_ID_AUTHORIZATION_FAILED.* with this transactional id", Sums)
     for task in range(1):
         name = f"s4/denied/clicks/Partition {task}/kafka"
-        broker.allow(name, "WRITE", ResourceType.TRANSACTIONAL_ID)
+        broker.allow(name, "WRITE", "TRANSACTIONAL_ID")
     await refused(f"'{markers}' cannot be created.*kafka-topics.sh --create --topic", Sums)
     broker.create(markers, 16, cleanup_policy="compact")
     for right in ("READ", "WRITE"):
@@ -317,16 +286,7 @@ async def test_a_transaction_that_nobody_ends_is_named_with_what_it_holds_up(
         ({"systems.kafka.consumer.sasl.password.file": "/no"}, ConfigError, "cannot be read"),
         ({"systems.kafka.consumer.no.such": "1"}, ConfigError, "No such configuration property"),
         ({"systems.kafka.address": ""}, ConfigError, "set systems.kafka.address to host:port"),
-        (
-            {
-                "systems.kafka.consumer.security.protocol": "sasl_plaintext",
-                "systems.kafka.consumer.sasl.mechanism": "PLAIN",
-                "systems.kafka.consumer.sasl.username": "joe",
-                "systems.kafka.consumer.sasl.password.file": __file__,
-            },
-            S4Error,
-            "system 'kafka' at .* refuses: .*SASL",
-        ),
+        (as_joe(__file__), S4Error, "system 'kafka' at .* refuses: .*SASL"),
     ],
 )
 async def test_what_is_wrong_with_its_settings_is_said_at_once(
@@ -336,9 +296,7 @@ async def test_what_is_wrong_with_its_settings_is_said_at_once(
     error: type[Exception],
     said: str,
 ) -> None:
-    with dies(error, match=said):
-        async with running(Clicks("clicks"), {**settings, **more}):
-            await trio.sleep_forever()
+    await stops(Clicks("clicks"), {**settings, **more}, error, said)
 
 
 async def test_the_log_command_reads_a_topic_with_the_formats_of_the_app(
@@ -378,9 +336,7 @@ async def test_the_log_command_reads_a_topic_with_the_formats_of_the_app(
     assert (away.returncode, away.stdout) == (1, "")
     assert "system 'kafka' at 127.0.0.1:" in away.stderr
     assert "does not answer within 1 s" in away.stderr
-    for name, text in (("security.protocol", "sasl_plaintext"), ("sasl.mechanism", "PLAIN"),
-                       ("sasl.username", "joe"), ("sasl.password.file", __file__)):  # fmt: skip
-        settings[f"systems.kafka.consumer.{name}"] = text
+    settings |= as_joe(__file__)
     file.write_text("".join(f"{name} = {text}\n" for name, text in settings.items()))
     denied = await log("tail", "clicks")
     assert denied.returncode == 1

@@ -8,47 +8,38 @@ import shlex
 import sys
 from pathlib import Path
 
-import pytest
 import trio
-
-pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
-
 from harness import ROOT, run_s4, s4_process
-from kafka_broker import lacking, running_broker
+from kafka_broker import Broker, needs_broker
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(lacking()), reason=lacking()),
-]
+pytestmark = needs_broker
 
 PAGE = (ROOT / "docs" / "kafka.md").read_text()
 
 
-async def test_the_page_leads_from_nothing_to_rows(tmp_path: Path) -> None:
-    with running_broker(tmp_path / "kafka") as broker:
-        page = PAGE.replace("localhost:9092", broker.address)
-        produce, app = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        (settings,) = re.findall(r"```properties\n(.*?)```", page, re.DOTALL)
-        for name, text in ("produce.py", produce), ("orders.py", app):
-            (tmp_path / name).write_text(text)
-        (tmp_path / "orders.properties").write_text(settings)
-        for topic in re.findall(r"\$ kafka-topics\.sh .* --topic (\S+)", page):
-            broker.create(topic)
-        await trio.run_process([sys.executable, "produce.py"], cwd=tmp_path)
-        (run,) = re.findall(r"\$ s4 (run orders\.py.*) &\n", page)
-        tail, shown = re.findall(r"\$ s4 (log tail totals.*)\n((?:\{.*\n)+)", page)[0]
-        more = ("--listen", "tcp://127.0.0.1:0", "-p", "s4.state.folder=state")
-        async with s4_process(*shlex.split(run), *more, cwd=tmp_path):
-            tailed = await run_s4(*shlex.split(tail), cwd=tmp_path)
-        assert tailed.stdout == shown
-        records = broker.records("totals")
-        assert {each.key() for each in records} == {b"ann", b"bob"}
-        assert {each.timestamp()[1] for each in records} == {1_767_225_600_000}
-        (orders,) = re.findall(r"\$ s4 (log tail orders.*)\n\{", page)
-        shown = re.findall(r"log tail orders.*\n(\{.*\n)", page)[0]
-        first = await run_s4(*shlex.split(orders), cwd=tmp_path)
-        assert json.loads(first.stdout) == json.loads(shown)
+async def test_the_page_leads_from_nothing_to_rows(broker: Broker, tmp_path: Path) -> None:
+    page = PAGE.replace("localhost:9092", broker.address)
+    produce, app = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (settings,) = re.findall(r"```properties\n(.*?)```", page, re.DOTALL)
+    for name, text in ("produce.py", produce), ("orders.py", app):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "orders.properties").write_text(settings)
+    for topic in re.findall(r"\$ kafka-topics\.sh .* --topic (\S+)", page):
+        broker.create(topic)
+    await trio.run_process([sys.executable, "produce.py"], cwd=tmp_path)
+    (run,) = re.findall(r"\$ s4 (run orders\.py.*) &\n", page)
+    tail, shown = re.findall(r"\$ s4 (log tail totals.*)\n((?:\{.*\n)+)", page)[0]
+    more = ("--listen", "tcp://127.0.0.1:0", "-p", "s4.state.folder=state")
+    async with s4_process(*shlex.split(run), *more, cwd=tmp_path):
+        tailed = await run_s4(*shlex.split(tail), cwd=tmp_path)
+    assert tailed.stdout == shown
+    records = broker.records("totals")
+    assert {each.key() for each in records} == {b"ann", b"bob"}
+    assert {each.timestamp()[1] for each in records} == {1_767_225_600_000}
+    (orders,) = re.findall(r"\$ s4 (log tail orders.*)\n\{", page)
+    shown = re.findall(r"log tail orders.*\n(\{.*\n)", page)[0]
+    first = await run_s4(*shlex.split(orders), cwd=tmp_path)
+    assert json.loads(first.stdout) == json.loads(shown)
 
 
 def test_the_app_of_the_page_is_the_file_that_it_names() -> None:

@@ -6,57 +6,36 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import kafka_sums
 import pytest
 import trio
-
-pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
-
-import kafka_sums
 from harness import children, plain_errors, running, s4_process, until
-from input_systems import dies
-from kafka_broker import Broker, lacking, running_broker
+from kafka_broker import Broker, needs_broker, run_words, stops
 from kafka_sums import Sums
 
 from s4node import failpoints
 from s4node.errors import ConfigError, EventError, MarkerError, S4Error, UnknownStream
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(lacking()), reason=lacking()),
-]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with running_broker(tmp_path_factory.mktemp("kafka")) as found:
-        yield found
-
-
-_numbers = count(1)
+pytestmark = needs_broker
 
 
 class Job:
     """The app with topics of its own, at a broker."""
 
     def __init__(self, broker: Broker, folder: Path, *, partitions: int = 2) -> None:
-        name = f"job{next(_numbers)}"
+        name = broker.name("job")
         self.broker = broker
         self.clicks, self.totals = f"clicks-{name}", f"totals-{name}"
         self.markers = f"__s4-{name}-sums"
-        self.path = Path(kafka_sums.__file__)
         broker.create(self.clicks, partitions)
         broker.create(self.totals, 4)
         self.settings = {
             "s4.cluster.name": name,
-            "systems.kafka.type": "kafka",
-            "systems.kafka.address": broker.address,
-            "systems.kafka.samza.offset.default": "oldest",
+            **broker.settings,
             "streams.clicks.samza.physical.name": self.clicks,
             "streams.totals.samza.physical.name": self.totals,
             "streams.totals.record.time": "at",
@@ -85,8 +64,7 @@ class Job:
 
     @property
     def command(self) -> list[Any]:
-        words = ["run", self.path, "--listen", "tcp://127.0.0.1:0"]
-        return words + [w for name, text in self.settings.items() for w in ("-p", f"{name}={text}")]
+        return run_words(kafka_sums, self.settings)
 
 
 async def test_records_have_key_partition_time_and_headers_as_kafkas_producers_make_them(
@@ -248,9 +226,7 @@ async def test_what_is_wrong_stops_the_app_and_loses_nothing(
     if "message.max.bytes" in str(more):
         large = json.dumps({"user": "x" * 1000, "number": 1}).encode()
         broker.put(job.clicks, [large])
-    with dies(error, match=said):
-        async with running(Sums("sums"), {**job.settings, **more}, deadline=120):
-            await trio.sleep_forever()
+    await stops(Sums("sums"), {**job.settings, **more}, error, said)
     with plain_errors():
         async with running(Sums("sums"), job.settings, deadline=120):
             await until(lambda: len(broker.records(job.totals)) >= 5, "all are there")
@@ -265,9 +241,8 @@ async def test_a_record_that_the_topic_does_not_take_stops_the_app_with_the_topi
     broker.create(job.totals, 1, max_message_bytes="300")
     job.put(1)
     broker.put(job.clicks, [json.dumps({"user": "x" * 1000, "number": 1}).encode()])
-    with dies(S4Error, match=f"topic '{job.totals}': raise max.message.bytes of the topic"):
-        async with running(Sums("sums"), job.settings, deadline=120):
-            await trio.sleep_forever()
+    said = f"topic '{job.totals}': raise max.message.bytes of the topic"
+    await stops(Sums("sums"), job.settings, S4Error, said)
 
 
 async def test_markers_that_are_gone_stop_the_app_until_it_goes_back(
@@ -279,9 +254,7 @@ async def test_markers_that_are_gone_stop_the_app_until_it_goes_back(
     broker.delete(job.markers)
     job.put(10)
     said = "has no marker of task 'Partition 0', which has published commit"
-    with dies(MarkerError, match=said):
-        async with running(Sums("sums"), job.settings, deadline=120):
-            await trio.sleep_forever()
+    await stops(Sums("sums"), job.settings, MarkerError, said)
 
 
 async def test_a_topic_of_markers_that_deletes_them_stops_the_app_before_it_publishes(
@@ -291,9 +264,7 @@ async def test_a_topic_of_markers_that_deletes_them_stops_the_app_before_it_publ
     broker.create(job.markers, 1, cleanup_policy="compact,delete")
     job.put(5)
     said = f"'{job.markers}' has cleanup.policy=compact,delete, .* --add-config cleanup.policy"
-    with dies(S4Error, match=said):
-        async with running(Sums("sums"), job.settings, deadline=120):
-            await trio.sleep_forever()
+    await stops(Sums("sums"), job.settings, S4Error, said)
     assert job.found() == []
 
 

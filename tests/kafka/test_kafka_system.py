@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from itertools import count
 from typing import Any
 
 import pytest
 import trio
 
-pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 pytest.register_assert_rewrite("conformance.systems")
 
 from conformance.systems import RECORD_SETTINGS, Lab, Record, SystemConformance  # noqa: E402
 from harness import plain_errors, until  # noqa: E402
-from kafka_broker import Broker, lacking, running_broker  # noqa: E402
+from kafka_broker import Broker, needs_broker  # noqa: E402
 
 from s4node import GenericEvent  # noqa: E402
 from s4node.config.config import Config  # noqa: E402
@@ -23,18 +21,7 @@ from s4node.offsets.startpoint import Timestamp  # noqa: E402
 from s4node.offsets.system import Bounds, InputBatch, SystemStreamPartition  # noqa: E402
 from s4node.systems.kafka import KafkaSystem  # noqa: E402
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(bool(lacking()), reason=lacking()),
-]
-
-_numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with running_broker(tmp_path_factory.mktemp("kafka")) as found:
-        yield found
+pytestmark = needs_broker
 
 
 class KafkaLab(Lab):
@@ -42,7 +29,7 @@ class KafkaLab(Lab):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._topics = {name: f"{name}-{next(_numbers)}" for name in ("clicks", "taps")}
+        self._topics = {name: broker.name(name) for name in ("clicks", "taps")}
         names = {f"streams.{n}.samza.physical.name": t for n, t in self._topics.items()}
         self.system = KafkaSystem("kafka", config(broker, {**RECORD_SETTINGS, **names}))
 
@@ -104,7 +91,7 @@ class TestKafka(SystemConformance):
 
 async def test_questions_wait_for_a_broker_that_is_killed_and_starts(broker: Broker) -> None:
     """Each has a client of its own: an answer to one question is known for others, too."""
-    topic = f"clicks-{next(_numbers)}"
+    topic = broker.name("clicks")
     broker.create(topic, 2)
     broker.put(topic, [b"{}"] * 9)
     place = SystemStreamPartition("kafka", topic, 0)
