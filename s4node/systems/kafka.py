@@ -281,8 +281,7 @@ class KafkaSystem:
             return len(facts.partitions)
 
         for tried in range(_KNOWN_TOPIC_TRIES if stream in self._seen else _NEW_TOPIC_TRIES):
-            if tried:
-                await trio.sleep(0.1)
+            await trio.sleep(0.1 if tried else 0)
             if found := await self._ask(count, stream):
                 self._seen.add(stream)
                 return found
@@ -383,8 +382,7 @@ class KafkaSystem:
             except KafkaException as error:
                 found = error.args[0]
                 if found.code() in DENIED and found.code() != KafkaError._AUTHENTICATION:
-                    topic = self._topics.get(stream, stream)
-                    raise self._refusal(found, f"topic {topic!r}" if stream else "") from error
+                    raise self._refusal(found, stream) from error
                 if found.code() in GONE:
                     await self.partitions(stream)
                 elif not (found.retriable() or found.code() in PASSING):
@@ -420,8 +418,8 @@ class KafkaSystem:
         if error.code() in DENIED:
             self._denied = self._refusal(error)
 
-    def _refusal(self, error: KafkaError, what: str = "") -> S4Error:
-        of = f" {what}" if what else ""
+    def _refusal(self, error: KafkaError, stream: str = "") -> S4Error:
+        of = f" topic {self._topics.get(stream, stream)!r}" if stream else ""
         return S4Error(
             f"system {self.name!r} at {self.address} refuses{of}: {error.str()} ({error.name()}). "
             f"Give the user of systems.{self.name}.consumer the rights to describe inputs and "
