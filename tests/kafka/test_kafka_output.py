@@ -131,6 +131,11 @@ async def test_records_are_there_once_after_kills_of_members_and_of_the_broker(
             if turn % 10 == 5:
                 broker.kill()
                 broker.start()
+            elif turn % 10 == 8:
+                broker.pause()
+                with trio.move_on_after(draw.uniform(1, 4)):
+                    await process.wait()
+                broker.resume()
             await process.kill()
             assert await process.wait() == -signal.SIGKILL, process.errors
     assert await finished(job) == job.truth
