@@ -19,8 +19,8 @@ install: ## install the package and its tools into .venv; leaves .venv/bin/s4
 install-spark: ## install Spark, a Java and the demo's data too
 	@bash tools/install spark
 
-# so many tests run side by side: most of them wait for sockets, processes or a disk now and then
-JOBS ?= 3
+# so many files run side by side: most tests wait for sockets, processes or a disk now and then
+JOBS ?= 4
 BESIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder # tests/conftest.py has the order
 
 # Tests marked ``long`` are left to test-long: processes that are killed, moved and deployed, jobs of Spark, and

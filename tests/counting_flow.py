@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
-from harness import QUICK, run_s4
 from log_bench import Bench, Click, bench
 
 from s4node.errors import StoreCorrupt
@@ -100,32 +98,6 @@ async def flowing(folder: Path) -> AsyncIterator[tuple[Bench, Flow]]:
 # -- on nodes that share no folder ----------------------------------------------------------------
 
 
-def shop_node(it: Bench, name: str, **more: str) -> list[str | Path]:
-    """A node of the cluster ``shop`` with a folder of its own, and state at a URL."""
-    given = {
-        **QUICK,
-        "systems.log.type": "log",
-        "systems.log.address": it.log.address,
-        "systems.log.samza.offset.default": "oldest",
-        "task.commit.ms": "20",
-        "s4.cluster.partitions": "2",
-        "s4.state.url": f"file://{it.folder / 'remote_job'}",
-        "s4.state.checkpointInterval": "200",
-        "s4.state.folder": str(it.folder / name),
-        **more,
-    }
-    options = [word for key, value in given.items() for word in ("-p", f"{key}={value}")]
-    return ["node", "shop", "--name", name, "--folder", it.folder / "shared", *options]
-
-
-async def deploy_to_shop(it: Bench) -> None:
-    """Deploy the app of :func:`counting`."""
-    where = ("--cluster", "shop", "--folder", it.folder / "shared")
-    app = it.folder / "elements_app.py"
-    done = await run_s4("deploy", app, *where, cwd=it.folder, deadline=90)  # it has its own
-    assert done.returncode == 0, done.stderr
-
-
 def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
     """What another node would go on from: events that are committed, and counts by key."""
     while True:
@@ -149,10 +121,3 @@ def _shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
                 counts.update(reader.instances("Count"))
             database.close()
     return events, counts
-
-
-def check_counts(flow: Flow, found: Mapping[str, Mapping[str, int]]) -> None:
-    """Check that each event has counted once, and in order."""
-    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
-    assert {key: each["clicks"] for key, each in found.items()} == expected
-    assert sum(each["wrong"] for each in found.values()) == 0

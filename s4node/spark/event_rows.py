@@ -211,8 +211,8 @@ class EventRows:
             _, refusals = self.type.decode_each(raws_in(body))
             index, reason = refusals[0] if refusals else (0, str(error))
             raise SinkError(
-                f"a row is no {self.type.name} ({reason}): {str(rows[index])[:200]}; filter or "
-                f"correct it. Nothing of the batch is visible"
+                f"a row is not a valid {self.type.name} ({reason}): {str(rows[index])[:200]}; "
+                f"filter or correct it. Nothing of the batch is visible"
             ) from error
 
     def _check_nulls(self, batch: pa.RecordBatch, key: Sequence[str] | None) -> None:

@@ -273,6 +273,7 @@ async def test_send_says_where_to_look_if_the_last_verdicts_take_long(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder: Path) -> None:
     (folder / "holding.py").write_text(HOLDING)
     options = ("--json", "--timeout", "2")  # it bounds connecting, too

@@ -52,10 +52,9 @@ async def test_an_upgrade_does_not_wait_for_full_queues(folder: Path, grade: str
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        pytest.param(
+        (
             ("clicks: int = 0", "clicks: str = ''"),
             "attribute clicks is str, but was saved as int; keep it, or give the class a static",
-            marks=pytest.mark.short,
         ),
         (
             ("clicks: int = 0", RENAMED),

@@ -184,7 +184,7 @@ THREE = "loop-03: tests/test_z.py::test_three was skipped"
         ("2", [], [TWO, FIVE, THREE, FOUR, SIX], False),
         ("0", ["-k", "one"], [], True),
         ("0", ["--deselect", "tests/test_a.py::test_two", "-k", "not four"], [THREE], True),
-        ("2", ["tests/test_a.py", "tests/test_z.py::test_four"], [TWO, FOUR, SIX], False),
+        ("0", ["tests/test_a.py", "tests/test_z.py::test_four"], [TWO, FOUR, SIX], False),
         ("0", ["--ignore=tests/test_a.py", "--ignore=tests/test_gone.py"], [THREE, FOUR], False),
         ("0", ["-x", "tests/test_a.py"], [], False),
     ],

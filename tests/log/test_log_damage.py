@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -286,46 +285,6 @@ async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path)
 
 
 # --- processes that die, disks that are full -----------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_are_killed(
-    tmp_path: Path,
-) -> None:
-    """Each producer goes on from its last acknowledged frame, and sends again what may be there."""
-    chance = random.Random(4711)
-    acknowledged = {f"p{index}": 0 for index in range(4)}
-    for _ in range(12):
-        numbers = [str(number) for number in acknowledged.values()]
-        process = subprocess.Popen(
-            [sys.executable, ROOT / "tests" / "log_process.py", "append", str(tmp_path), *numbers],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        for _ in range(chance.randrange(1, 400)):
-            producer, number = process.stdout.readline().split()
-            acknowledged[producer] = int(number)
-        os.kill(process.pid, signal.SIGKILL)
-        for line in process.communicate()[0].splitlines(keepends=True):
-            if line.endswith("\n"):
-                producer, number = line.split()
-                acknowledged[producer] = int(number)
-
-    async def look() -> None:
-        async with open_log(LogSettings(tmp_path)) as log:
-            for partition in log.streams["clicks"].partitions:
-                found = events(await read_all(partition))
-                assert [offset for offset, _, _ in found] == list(range(len(found)))
-                for producer in {name for _, name, _ in found}:
-                    numbers = [number for _, name, number in found if name == producer]
-                    assert numbers == list(range(len(numbers)))
-                    assert len(numbers) >= acknowledged[producer] > 0
-                    assert partition.producers[producer].number == len(numbers)
-
-    trio.run(look)
 
 
 def test_a_disk_that_fails_writes_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from harness import raw_peer, running
+from harness import raw_peer, running, until
 from log_nodes import log_at, log_node, read_all
 from shared_apps import Click, ForwardingApp
 from structlog.testing import capture_logs
@@ -141,8 +141,8 @@ async def test_a_time_is_found_in_every_partition(tmp_path: Path) -> None:
         await log.create("clicks", 2)
         for partition in (0, 1):
             await log.append("clicks", partition, [Click("before", partition)])
-        await trio.sleep(0.02)
-        between = int(time.time() * 1000)
+        between = int(time.time() * 1000) + 1
+        await until(lambda: time.time() * 1000 >= between)
         for partition in (0, 1):
             await log.append("clicks", partition, [Click("after", partition)])
         found = await read_all(node.address, "clicks", 2, types=Click, start=Timestamp(between))

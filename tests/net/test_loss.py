@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from harness import in_thread, proxy, running, together, until
+from harness import in_thread, proxy, running, until
 from shared_apps import Click, ForwardingApp, NotingApp, OnePE
 
 from s4node import AdapterApp, Client, SyncClient
@@ -70,27 +70,6 @@ async def test_refusals_are_known_to_the_sender_however_often_the_connection_is_
     assert app.by_user == numbers
 
 
-async def test_several_clients_with_cut_connections_do_not_disturb_each_other() -> None:
-    app = NotingApp()
-    async with (
-        running(app, {"s4.stream.workQueueSize": "500"}, partitions=3) as node,
-        proxy(node.address, seed=7, cuts=20) as between,
-    ):
-
-        async def one(number: int) -> None:
-            async with Client(between.address) as client:
-                stream = await client.stream("clicks")
-                await send(stream, [f"{number}-{user}" for user in USERS], 3000, number)
-
-        await together(*(lambda number=number: one(number) for number in range(4)))
-        assert between.cuts == 20
-    assert app.by_user == {
-        f"{number}-{user}": numbers
-        for number in range(4)
-        for user, numbers in expected(USERS, 3000).items()
-    }
-
-
 async def test_the_sync_client_with_cut_connections_loses_and_doubles_nothing() -> None:
     app = NotingApp()
     async with (
@@ -107,69 +86,6 @@ async def test_the_sync_client_with_cut_connections_loses_and_doubles_nothing() 
         await in_thread(work)
         assert between.cuts == 10
     assert app.by_user == expected(USERS, 10_000)
-
-
-async def test_adapter_and_client_at_both_ends_of_a_chain_with_cut_connections() -> None:
-    last = NotingApp("onward")
-    async with (
-        running(last, partitions=2) as end,
-        proxy(end.address, seed=1, cuts=10) as behind,
-    ):
-        settings = {
-            "s4.stream.onward.consumers": "end",
-            "s4.cluster.end.address": behind.address,
-            "s4.remoteSender.workQueueSize": "500",
-        }
-        async with (
-            running(ForwardingApp(key="user"), settings, partitions=3) as node,
-            proxy(node.address, seed=2, cuts=10) as before,
-            Client(before.address) as client,
-        ):
-            stream = await client.stream("clicks")
-            await send(stream, USERS, 8000, 5)
-            assert await stream.flush() == []
-            await until(lambda: len(last.seen) >= 8000)
-        assert behind.cuts == before.cuts == 10
-    assert last.by_user == expected(USERS, 8000)
-
-
-@pytest.mark.parametrize("seed", range(2))
-async def test_an_orderly_restart_with_cut_connections_loses_and_doubles_nothing(
-    seed: int,
-) -> None:
-    """Two kinds of trouble at once; what the node ruled before it went is known or asked again."""
-    seen: list[Click] = []
-    sent = 0
-
-    async def feed(stream: ClientStream) -> None:
-        nonlocal sent
-        while True:
-            await stream.send(Click(USERS[sent % 7], sent))
-            sent += 1
-
-    async with proxy("tcp://127.0.0.1:1") as between, Client(between.address) as client:
-        async with trio.open_nursery() as nursery:
-            for life in range(4):
-                async with running(NotingApp(seen=seen), partitions=2) as node:
-                    between.redirect(node.address)
-                    stream = await client.stream("clicks")
-                    if not life:
-                        nursery.start_soon(feed, stream)
-                    enough = len(seen) + 3000 + 100 * seed
-                    await until(lambda enough=enough: len(seen) > enough)
-                    connections = between.connections
-                    between.cut()
-                    await until(lambda some=connections: between.connections > some)
-                    enough = len(seen) + 3000
-                    await until(lambda enough=enough: len(seen) > enough)
-            nursery.cancel_scope.cancel()
-        app = NotingApp(seen=seen)
-        async with running(app, partitions=2) as node:
-            between.redirect(node.address)
-            assert await stream.flush() == []
-            assert stream.counts["admitted"] == len(seen)
-    assert len(seen) - sent in (0, 1)
-    assert app.by_user == expected(USERS, len(seen))
 
 
 # -- slow peers -----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import socket
 import struct
 import time
 from contextlib import AsyncExitStack, ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,16 @@ import trio
 from harness import (
     RawPeer,
     data_frame,
-    free_port,
     limit_peers,
     node_process,
     raw_peer,
     running,
     until,
-    until_still,
 )
 from shared_apps import Buy, Click, NotingApp, handling
 from structlog.testing import capture_logs
 
-from s4node import AdapterApp, Client, Event
+from s4node import Client, Event
 from s4node.errors import ConfigError, ConnectionRefused
 from s4node.events.schema import EventType, TypeDecl, fingerprint_of
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
@@ -737,29 +734,6 @@ async def test_a_flood_beyond_the_credit_is_dropped_and_answered_and_others_go_o
             may_end.set()
 
 
-@pytest.mark.long
-async def test_a_peer_that_asks_without_end_and_never_reads_costs_a_bounded_number_of_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    node = Node()
-    limit_peers(monkeypatch, hellos_per_second=100_000, all_hellos_per_second=100_000)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-        trio.open_nursery() as nursery,
-    ):
-
-        async def ask() -> None:
-            while True:
-                await peer.send(b"rubbish")
-
-        nursery.start_soon(ask)
-        await until(lambda: counts(node).get("bad frames", 0) > 5000)
-        (connection,) = node.container.listener.connections
-        assert len(connection.answers) <= 256
-        nursery.cancel_scope.cancel()
-
-
 async def test_clients_that_come_and_go_leave_no_file_descriptor(node: Node) -> None:
     await node.works()
     await until(lambda: not node.container.listener.connections)
@@ -771,51 +745,6 @@ async def test_clients_that_come_and_go_leave_no_file_descriptor(node: Node) -> 
 
 
 # -- two containers -------------------------------------------------------------------------------
-
-
-class Source(AdapterApp):
-    """Sends numbered clicks on and on, and notes how many it has sent."""
-
-    output_stream = "clicks"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = 0
-
-    def on_start(self) -> None:
-        self.start_soon(self.feed)
-
-    async def feed(self) -> None:
-        while True:
-            await self.remote_stream.send(Click("ann", self.sent))
-            self.sent += 1
-
-
-async def test_an_adapter_goes_on_when_its_consumer_is_restarted() -> None:
-    node = Node()
-    address = f"tcp://127.0.0.1:{free_port()}"
-    settings = {"s4.stream.clicks.consumers": "next", "s4.cluster.next.address": address}
-    source = Source()
-    stop, stopped = trio.Event(), trio.Event()
-
-    async def adapt() -> None:
-        async with running(source, settings):
-            await stop.wait()
-        stopped.set()
-
-    async with trio.open_nursery() as nursery:
-        async with running(node.app, address=address):
-            nursery.start_soon(adapt)
-            await until(lambda: len(node.seen) > 5000)
-        before = len(node.seen)
-        assert node.seen == list(range(before))
-        again = Node()
-        async with running(again.app, address=address):
-            await until(lambda: len(again.seen) > 5000)
-            stop.set()
-            await stopped.wait()
-    assert again.seen == list(range(before, before + len(again.seen)))
-    assert before + len(again.seen) - source.sent in (0, 1)
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -830,75 +759,6 @@ class Note(ProcessingElement):
 app = App("counter")
 app.create_input_stream("clicks", app.create_pe(Note), key="user")
 """
-
-
-@pytest.mark.slow
-async def test_a_client_goes_on_when_its_node_is_killed_and_started_again(tmp_path: Path) -> None:
-    (tmp_path / "counter.py").write_text(COUNTER)
-    address = f"tcp://127.0.0.1:{free_port()}"
-    sent = 0
-    enough = trio.Event()
-    lives: list[list[int]] = []
-    async with Client(address) as client, trio.open_nursery() as nursery:
-
-        async def feed() -> None:
-            nonlocal sent
-            stream = await client.stream("clicks")
-            while not enough.is_set():
-                await stream.send(Click("ann", sent))
-                sent += 1
-                if sent % 20 == 0:
-                    await trio.sleep(0.001)
-
-        for life in range(3):
-            async with node_process("counter.py", cwd=tmp_path, listen=address) as node:
-                if not life:
-                    nursery.start_soon(feed)
-                await until(lambda node=node: len(node.stdout) > 1000)
-                if life < 2:
-                    await node.kill()
-                else:
-                    enough.set()
-                    stream = await client.stream("clicks")
-                    assert await stream.flush() == []
-                    assert stream.counts["admitted"] == sent
-                    node.signal(signal.SIGTERM)
-                await node.wait()
-                lives.append([int(line) for line in node.stdout])
-    for numbers in lives:  # in each life without a hole, and no life begins behind the last's end
-        assert numbers == list(range(numbers[0], numbers[-1] + 1))
-    for before, after in pairwise(lives):
-        assert after[0] <= before[-1] + 1
-    assert lives[-1][-1] == sent - 1
-
-
-@pytest.mark.slow
-async def test_a_stopped_node_makes_send_wait_and_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "counter.py").write_text(COUNTER)
-    sent = 0
-    async with (
-        node_process("counter.py", "-p", "s4.stream.workQueueSize=1000", cwd=tmp_path) as node,
-        Client(node.address, queue_size=1000) as client,
-        trio.open_nursery() as nursery,
-    ):
-        stream = await client.stream("clicks")
-        await stream.send(Click("ann", 0))
-        await stream.flush()
-
-        async def feed() -> None:
-            nonlocal sent
-            for sent in range(1, 10_000):
-                await stream.send(Click("ann", sent))
-
-        node.signal(signal.SIGSTOP)
-        nursery.start_soon(feed)
-        await until(lambda: stream.pressure >= 1)
-        assert await until_still(lambda: sent) < 3000
-        node.signal(signal.SIGCONT)
-        await until(lambda: sent == 9999)
-        assert await stream.flush() == []
-        await until(lambda: len(node.stdout) == 10_000)
-        assert node.stdout == [str(n) for n in range(10_000)]
 
 
 @pytest.mark.slow

@@ -168,15 +168,6 @@ async def test_a_client_that_comes_before_the_app_runs_waits_for_it(tmp_path: Pa
         assert await clicks.flush() == []
 
 
-async def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
-    async with launched(tmp_path, "--nodes", "2") as process:
-        await click_all(process.address)
-        await until(lambda: len(counts(process)) == 2)
-        await process.kill()
-        for pid in counts(process):
-            await gone(pid)
-
-
 DONE = """\
 import os
 from s4node.app.stream_task import TaskApp
@@ -299,7 +290,7 @@ async def test_containers_are_logged_with_the_name_of_their_app(tmp_path: Path) 
         assert "a container ended" in [line["event"] for line in lines if "app" in line]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.6, 1.0])
 async def test_ctrl_c_at_any_moment_of_the_start_leaves_no_process(
     tmp_path: Path, seconds: float
 ) -> None:

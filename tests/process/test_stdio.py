@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 # -- closed streams -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("messages", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("messages", [pytest.param("2>&-", marks=pytest.mark.long), "2>/dev/full"])
 async def test_messages_that_cannot_be_written_change_nothing_else(
     folder: Path, messages: str
 ) -> None:
@@ -44,10 +44,8 @@ async def test_messages_that_cannot_be_written_change_nothing_else(
     ("command", "messages"),
     [
         (("run", "hello.py"), ""),
-        pytest.param(("run", "hello.py"), "2>&-", marks=pytest.mark.long),
-        pytest.param(("run", "hello.py"), "2>/dev/full", marks=pytest.mark.long),
-        (("run", "hello.py", "--nodes", "2"), "2>/dev/full"),
-        (("node", "shop"), "2>&-"),
+        pytest.param(("run", "hello.py", "--nodes", "2"), "2>/dev/full", marks=pytest.mark.long),
+        pytest.param(("node", "shop"), "2>&-", marks=pytest.mark.long),
     ],
 )
 async def test_a_server_whose_output_is_closed_goes_on_and_stops_in_order(
@@ -77,10 +75,8 @@ async def test_a_server_whose_output_is_closed_goes_on_and_stops_in_order(
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param((), marks=pytest.mark.long),
         ("--help",),
-        pytest.param(("--version",), marks=pytest.mark.long),
-        ("graph", "hello.py"),
+        pytest.param(("graph", "hello.py"), marks=pytest.mark.long),
         pytest.param(("config", "default"), marks=pytest.mark.long),
     ],
 )
@@ -127,7 +123,7 @@ async def test_input_that_is_closed_is_empty(folder: Path) -> None:
             assert done == (0, "", f"{stream}: nothing sent\n")
 
 
-@pytest.mark.parametrize("nodes", [(), ("--nodes", "2")])
+@pytest.mark.parametrize("nodes", [(), pytest.param(("--nodes", "2"), marks=pytest.mark.long)])
 async def test_a_server_needs_no_output(folder: Path, nodes: tuple[str, ...]) -> None:
     command = ("run", "hello.py", *nodes, *LISTEN)
     async with s4_process(*command, cwd=folder, limits=partial(os.close, 1)) as node:
@@ -139,6 +135,7 @@ async def test_a_server_needs_no_output(folder: Path, nodes: tuple[str, ...]) ->
     assert "a container ended" not in node.errors
 
 
+@pytest.mark.long
 async def test_a_node_without_output_has_containers_that_need_none(folder: Path) -> None:
     where = ("--cluster", "shop", "--folder", "shared")
     command = ("node", "shop", *where[2:], *LISTEN)
@@ -155,7 +152,12 @@ async def test_a_node_without_output_has_containers_that_need_none(folder: Path)
 
 
 @pytest.mark.parametrize(
-    "command", [("run", "hello.py"), ("run", "hello.py", "--nodes", "2"), ("node", "shop")]
+    "command",
+    [
+        ("run", "hello.py"),
+        pytest.param(("run", "hello.py", "--nodes", "2"), marks=pytest.mark.long),
+        pytest.param(("node", "shop"), marks=pytest.mark.long),
+    ],
 )
 async def test_a_server_says_in_a_line_that_its_output_cannot_be_written(
     folder: Path, command: tuple[str, ...]
@@ -185,7 +187,9 @@ async def test_output_that_a_container_cannot_write_at_its_end_is_reported_as_su
     assert "Traceback" not in node.errors
 
 
-@pytest.mark.parametrize("command", [("send", "names"), ("log", "append", "evs")])
+@pytest.mark.parametrize(
+    "command", [("send", "names"), pytest.param(("log", "append", "evs"), marks=pytest.mark.long)]
+)
 async def test_unreadable_input_is_not_reported_as_output(
     folder: Path, command: tuple[str, ...]
 ) -> None:

@@ -126,7 +126,7 @@ def test_values_are_those_that_a_node_decodes_and_others_are_refused() -> None:
         ({"note": "seven"}, "note: JSON is malformed"),
         ({"weight": 101}, "too heavy"),
     ):
-        with pytest.raises(EventError, match=f"a row of the history is no Painted: {why}"):
+        with pytest.raises(EventError, match=f"a row of the history is not a valid Painted: {why}"):
             painted(**bad)
 
 
@@ -169,6 +169,6 @@ def test_arrays_and_maps_are_lists_and_dicts_without_nulls() -> None:
     assert events_of(kind, good) == [Basket({"pen": 2}, [5, 7]), Basket({}, [])]
     bad = pa.record_batch({"counts": counts, "prices": pa.array([[5, None], []])})
     with pytest.raises(
-        EventError, match="a row of the history is no Basket: prices: Expected `int"
+        EventError, match="a row of the history is not a valid Basket: prices: Expected `int"
     ):
         events_of(kind, bad)

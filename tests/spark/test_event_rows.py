@@ -86,5 +86,7 @@ def test_an_array_may_have_nulls_by_its_type_and_not_in_a_row() -> None:
     )
     (frame,) = rows.frames(pa.record_batch({"prices": pa.array([[5, 7], []])}), upload)
     assert EventType(Basket).decode(frame[2]) == [Basket([5, 7]), Basket([])]
-    with pytest.raises(SinkError, match=r"a row is no Basket .*: \(\[5, None\],\); filter or"):
+    with pytest.raises(
+        SinkError, match=r"a row is not a valid Basket .*: \(\[5, None\],\); filter or"
+    ):
         list(rows.frames(pa.record_batch({"prices": pa.array([[5, None]])}), upload))

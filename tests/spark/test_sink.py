@@ -112,8 +112,10 @@ def check(node: Node, stream: str, sink: str, total: int) -> None:
 
 
 @pytest.mark.usefixtures("sinks")
-@pytest.mark.parametrize("sink", ["Staged", "Numbered"])
-@pytest.mark.parametrize("fault", ["failing_one", "failing_once", "dying_once"])
+@pytest.mark.parametrize(
+    ("fault", "sink"),
+    [("failing_one", "Staged"), ("failing_once", "Numbered"), ("dying_once", "Staged")],
+)
 def test_tasks_that_fail_midway_and_run_again_write_each_row_once_unless_rows_are_numbered(
     spark: Any, node: Node, stream: str, fault: str, sink: str
 ) -> None:

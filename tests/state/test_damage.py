@@ -95,33 +95,6 @@ async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Pa
 
 
 @pytest.mark.long
-async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> None:
-    """The limit of a file's size stands for the disk."""
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-
-    def failures() -> int:
-        """How many commits could not be written, by the last report."""
-        lines = [line for line in process.stderr if '"s4_commit_failures_total"' in line]
-        told = json.loads(lines[-1])["metrics"] if lines else []
-        return sum(each["value"] for each in told if each["name"] == "s4_commit_failures_total")
-
-    reports = ["-p", "metrics.reporters=jsonl", "-p", "metrics.reporter.interval=50"]  # to stderr
-    async with (
-        flowing(tmp_path) as (it, flow),
-        s4_process(*counting(it), *reports, cwd=tmp_path, limits=limited) as process,
-    ):
-        await until(lambda: "progress could not be written" in process.errors)
-        before = done(it)
-        await until(lambda: failures() > len(folders(it)), "a commit fails again")
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (-1, -1))
-        await until(lambda: "progress is written again" in process.errors)
-        await until(lambda: done(it) > before)
-        await all_is_counted(it, flow, process)
-
-
-@pytest.mark.long
 async def test_a_file_system_without_room_ends_no_process_and_is_waited_for(
     tmp_path: Path, small_disk: Path
 ) -> None:

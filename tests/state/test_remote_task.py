@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +13,6 @@ import fsspec
 import msgspec
 import pytest
 from harness import filled
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.events.keys import crc32m
@@ -441,75 +438,6 @@ def lose(owner: Owner, at: int) -> None:
     files: Any = owner.shipment._files
     files = files.files if isinstance(files, Lost) else files
     owner.shipment._files = files if at < 0 else Lost(files, there=bool(at))  # type: ignore[assignment]
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None)
-@given(
-    kind=st.sampled_from(["file", "memory"]),
-    deeds=st.lists(st.sampled_from(["commit", "checkpoint"]), min_size=1, max_size=4),
-    calls=st.integers(0, 20),
-    second=st.lists(st.sampled_from(["commit", "checkpoint"]), max_size=4),
-    nested=st.integers(0, 20),
-)
-def test_acknowledged_commits_survive_a_takeover_at_any_moment(
-    tmp_path_factory: pytest.TempPathFactory,
-    kind: str,
-    deeds: list[str],
-    calls: int,
-    second: list[str],
-    nested: int,
-) -> None:
-    """Between any two calls of an owner, another takes over, and a third between any of its."""
-    folder = tmp_path_factory.mktemp("owners")
-    url = f"{kind}://{folder}/remote_job"
-    counted = [0]
-    owners: list[Owner] = []
-    number = [0]
-
-    def live(owner: Owner, deeds: list[str]) -> None:
-        for deed in deeds:
-            try:
-                if deed == "commit":
-                    number[0] += 1
-                    mine = number[0]
-                    owner.commit(mine)
-                    counted.append(mine)
-                else:
-                    owner.checkpoint()
-            except TaskFenced:
-                return
-
-    def take_over() -> None:
-        owner = Owner(url, folder / str(len(owners)))
-        (seen,) = owner.found[0] or {0}
-        assert seen >= counted[-1]
-        owners.append(owner)
-        meddle(owner, nested, third)
-        live(owner, second)
-
-    def third() -> None:
-        owner = Owner(url, folder / str(len(owners)))
-        (seen,) = owner.found[0] or {0}
-        assert seen >= counted[-1]
-        owners.append(owner)
-        live(owner, ["commit", "checkpoint"])
-
-    try:
-        first = Owner(url, folder / "first")
-        owners.append(first)
-        live(first, ["commit", "checkpoint", "commit"])
-        meddle(first, calls, take_over)
-        live(first, deeds)
-        last = Owner(url, folder / "last")
-        owners.append(last)
-        (seen,) = last.found[0]
-        assert seen >= counted[-1]
-        assert last.state.positions() == {"log.clicks[0]": seen}
-    finally:
-        for owner in owners:
-            owner.close()
-        shutil.rmtree(folder)
 
 
 # -- what is there --------------------------------------------------------------------------------

@@ -89,23 +89,6 @@ async def test_state_goes_along_with_its_task_to_another_container(
     assert other.created == []
 
 
-async def test_crashes_between_commits_of_many_keys_lose_and_double_no_count(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    system.create("clicks", 1)
-    for _ in range(4):  # in each of which there is something to do
-        system.put("clicks", 0, *(Click(f"user-{n % 50}") for n in range(1250)))
-        app = CountingApp(system="memory")
-        async with crashing(app, {**settings, "task.commit.ms": "1"}) as container:
-            await until(lambda: container.processed)
-            await trio.sleep(0.004)
-    last = CountingApp(system="memory")
-    async with running(last, settings):
-        system.put("clicks", 0, *(Click(f"user-{n}") for n in range(50)))
-        await until(lambda: len(last.counts) == 50 and min(last.counts.values()) == 101)
-    assert set(last.counts.values()) == {101}
-
-
 async def test_instances_that_leave_a_full_cache_are_saved_and_removed_ones_are_not(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from simulate import USERS, Click, Count, Group, Seen, counting, durable, judge
 
-from s4node import App, OutputStream, ProcessingElement
+from s4node import App, Event, OutputStream, ProcessingElement, Stream
 from s4node.errors import SessionLost
 from s4node.testing import ClusterTest, Fault, check_seeds
 from s4node.testing.faults import Kind
@@ -155,6 +157,27 @@ def test_what_an_app_puts_out_counts_once_and_in_order_in_another_app_whatever_f
     check_seeds(relayed, range(3))
 
 
+@pytest.mark.parametrize("apps", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_events_in_a_full_cycle_of_one_app_or_two_count_once_whatever_fails(apps: int) -> None:
+    makes = [cycle] if apps == 1 else [half("ones", "twos", One), half("twos", "ones", Two)]
+    small = {"s4.stream.workQueueSize": "10", **COMMITS}
+    settings = [small | {f"s4.stream.{name}.grade": "durable"} for name in ("ones", "twos")[:apps]]
+
+    def turned(seed: int) -> None:
+        with ClusterTest(makes, seed=seed, settings=settings) as test:
+            test.faults(2, seconds=3)
+            for number in range(4):
+                test.send("ones", *(Turn(str(number + n), 10) for n in range(12)))
+                test.advance(0.8)
+            test.settle()
+            assert test.refused == []
+            spins = [Spin] if apps == 1 else [One, Two]
+            counts = [turns_of(test, spin, place) for spin in spins for place in range(PLACES)]
+            assert sum(counts) == 4 * 12 * 11
+
+    check_seeds(turned, range(2))
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -223,3 +246,56 @@ def read_from_log(seed: int) -> list[Message]:
 COMMITS = {"task.commit.ms": "200"}
 
 DURABLE = durable()
+
+
+PLACES = 16
+
+
+class Turn(Event):
+    place: str
+    left: int
+
+
+class Spin(ProcessingElement):
+    """Puts its event on, half of them at another place."""
+
+    turns: Stream | OutputStream
+    count: int = 0
+
+    def on_event(self, turn: Turn) -> None:
+        self.count += 1
+        if turn.left:
+            place = (int(turn.place) + turn.left % 2) % PLACES
+            self.turns.put(Turn(str(place), turn.left - 1))
+
+
+class One(Spin): ...
+
+
+class Two(Spin): ...
+
+
+def cycle() -> App:
+    app = App("cycle")
+    spin = app.create_pe(Spin)
+    spin.turns = app.create_stream("turns", spin, key="place")
+    app.create_input_stream("ones", spin, key="place")
+    return app
+
+
+def half(stream: str, to: str, pe: type[Spin]) -> Callable[[], App]:
+    def make() -> App:
+        app = App(pe.__name__.lower())
+        spin = app.create_pe(pe)
+        spin.turns = app.create_output_stream(to, types=Turn, key="place")
+        app.create_input_stream(stream, spin, key="place")
+        return app
+
+    return make
+
+
+def turns_of(test: ClusterTest, pe: type[Spin], place: int) -> int:
+    try:
+        return int(test.state(pe, str(place)).count)
+    except LookupError:
+        return 0

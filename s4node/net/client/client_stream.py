@@ -221,7 +221,7 @@ class ClientStream:
 
         More than the lateness of the stream, that is. Without this, the nodes get the latest
         time of the events sent; with it, a quiet program need not be waited for. Raises EventError
-        for what is no time, or is more than an hour ahead of the clock.
+        for an invalid time, or one that is more than an hour ahead of the clock.
         """
         self._check_open()
         self._outbox.latest.reach(time, clocks.wall())

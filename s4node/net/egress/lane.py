@@ -275,7 +275,7 @@ class LatestTime:
     ) -> None:
         """Note the first ``count`` events, which leave; 0 for ``now_ms`` if they do not.
 
-        The node refuses what is no time, or is ahead of now.
+        The node refuses what is not a valid time, or is ahead of now.
         """
         self.made_ms = now_ms or self.made_ms
         if self.field is None or self.by_commits or not now_ms:
@@ -298,7 +298,7 @@ class LatestTime:
         return now_ms and self.made_ms
 
     def reach(self, time: float, now: float) -> None:
-        """Note that no event from now on is older; raises EventError for what is no time."""
+        """Note that no event from now on is older; raises EventError for an invalid time."""
         self.value = max(self.value, checked_watermark(time, now))
 
     @property
@@ -341,7 +341,7 @@ class LatestTime:
 
 
 def checked_watermark(time: float, now: float) -> float:
-    """A time that a program has said of its events; raises EventError for what is no time."""
+    """A time that a program has said of its events; raises EventError for an invalid time."""
     try:
         good = 0 < time < math.inf
     except TypeError:  # a text, or a datetime

@@ -66,7 +66,7 @@ def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
         except msgspec.DecodeError as error:
             fix = f"text for {text} has to be JSON" if kind_of(text).as_json else "filter such rows"
             raise EventError(
-                f"a row of the history is no {kind.name}: {name}: {error}; {fix}"
+                f"a row of the history is not a valid {kind.name}: {name}: {error}; {fix}"
             ) from error
         given.append(field.name)
     if not columns:
@@ -77,7 +77,7 @@ def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
         rows = zip(*columns, strict=True)
         return [kind.cls(**dict(zip(given, row, strict=True))) for row in rows]
     except (TypeError, ValueError) as error:  # of its __post_init__
-        raise EventError(f"a row of the history is no {kind.name}: {error}") from error
+        raise EventError(f"a row of the history is not a valid {kind.name}: {error}") from error
 
 
 def _decoded(kind: inspect.Type, hint: Any, column: pa.Array) -> list[Any]:

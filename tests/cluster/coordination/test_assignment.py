@@ -102,6 +102,7 @@ def test_an_assignment_is_packed_and_unpacked_as_it_was() -> None:
             unpack(damaged)
 
 
+@pytest.mark.long
 def test_of_1000_members_with_4096_partitions_the_entry_is_small_and_a_join_moves_few() -> None:
     random = Random(1)
     members = [

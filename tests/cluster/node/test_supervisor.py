@@ -86,6 +86,7 @@ async def test_statistics_that_a_socket_does_not_take_at_once_arrive_in_time(fol
         await process.stop()
 
 
+@pytest.mark.long
 async def test_pulses_come_as_often_as_the_timeout_asks_for(folder: Path) -> None:
     what = msgspec.structs.replace(begin(folder / "hello.py"), pulse_seconds=1.0)
     async with supervised(Limits(pulse=0.8)) as supervisor:
@@ -196,6 +197,7 @@ async def test_a_killed_container_is_started_again_and_serves(folder: Path) -> N
         await greet(process)
 
 
+@pytest.mark.long
 async def test_a_stopped_container_is_killed_and_started_again(folder: Path) -> None:
     async with supervised(Limits(pulse=1, pause=0.05)) as supervisor:
         process = supervisor.start(begin(folder / "hello.py"))
@@ -221,6 +223,7 @@ async def test_a_container_whose_loop_is_blocked_is_killed_and_started_again(fol
         await process.stop()
 
 
+@pytest.mark.long
 async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
     folder: Path,
 ) -> None:
@@ -352,6 +355,7 @@ async def test_containers_of_a_killed_supervisor_end_by_themselves(folder: Path)
         await until(lambda: not any(map(alive, pids)))
 
 
+@pytest.mark.long
 async def test_a_stuck_container_of_a_killed_supervisor_ends_by_itself(folder: Path) -> None:
     async with launcher(folder / "stuck.py") as (process, pids, addresses):
         with trio.move_on_after(0.5):

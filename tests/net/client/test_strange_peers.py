@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from contextlib import suppress
 
 import pynng
@@ -16,45 +17,59 @@ from structlog.testing import capture_logs
 from s4node import Client
 from s4node.errors import ConnectionRefused, StageBroken
 
+EMPTY = b"S4\x01\x00"
+ANSWERS = {
+    "nothing": b"",
+    "http": b"HTTP/1.1 400 Bad\r\n\r\n",
+    "rubbish": b"S4\x01\x00" + b"\xff" * 40,
+    "another version": b"S4\x09\x00",
+    "an empty envelope": EMPTY,
+}
 
-@pytest.mark.parametrize(
-    "answer",
-    [b"", b"HTTP/1.1 400 Bad\r\n\r\n", b"S4\x01\x00" + b"\xff" * 40, b"S4\x09\x00", b"S4\x01\x00"],
-    ids=["nothing", "http", "rubbish", "another version", "an empty envelope"],
-)
-async def test_a_peer_that_answers_garbage_is_told_of_and_not_waited_for(
-    answer: bytes, capsys: pytest.CaptureFixture[str]
+
+async def test_a_peer_that_answers_garbage_is_reported_and_not_waited_for(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pynng.Pair0(listen="tcp://127.0.0.1:0") as peer:
-        port = int.from_bytes(
-            peer.listeners[0].local_address.port.to_bytes(2, sys.byteorder), "big"
-        )
-        address = f"tcp://127.0.0.1:{port}"
+    reasons: dict[str, tuple[bytes, str]] = {}  # by address
 
-        async def answers() -> None:
-            while True:
-                await peer.arecv()
-                await peer.asend(answer)
+    async def meets(answer: bytes) -> None:
+        with pynng.Pair0(listen="tcp://127.0.0.1:0") as peer:
+            port = int.from_bytes(
+                peer.listeners[0].local_address.port.to_bytes(2, sys.byteorder), "big"
+            )
+            address = f"tcp://127.0.0.1:{port}"
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(answers)
-            async with Client(address, timeout=2) as client:
-                with pytest.raises(
-                    ConnectionRefused, match=f"at {address}: no answer within 2 s; "
-                ) as refused:
-                    await client.stream("clicks")
-                with pytest.raises(ConnectionRefused):
-                    async with client.subscribe("clicks"):
-                        raise AssertionError
-            nursery.cancel_scope.cancel()
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    bad = [line["address"] for line in told if line["event"].startswith("bad frame")]
-    if answer == b"S4\x01\x00":
-        assert bad == []
-        assert "the program there is not a node" in str(refused.value)
-    else:
-        assert bad == [address, address]  # the client's link, and the subscription's
-        assert "not with an s4node frame" in str(refused.value)
+            async def answers() -> None:
+                while True:
+                    await peer.arecv()
+                    await peer.asend(answer)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answers)
+                async with Client(address, timeout=2) as client:
+                    with pytest.raises(
+                        ConnectionRefused, match=f"at {address}: no answer within 2 s; "
+                    ) as refused:
+                        await client.stream("clicks")
+                    with pytest.raises(ConnectionRefused):
+                        async with client.subscribe("clicks"):
+                            raise AssertionError
+                nursery.cancel_scope.cancel()
+        reasons[address] = answer, str(refused.value)
+
+    async with trio.open_nursery() as peers:
+        for answer in ANSWERS.values():
+            peers.start_soon(meets, answer)
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    bad = Counter(line["address"] for line in logged if line["event"].startswith("bad frame"))
+    assert len(reasons) == len(ANSWERS)
+    for address, (answer, reason) in reasons.items():
+        if answer == EMPTY:
+            assert bad[address] == 0
+            assert "the program there is not a node" in reason
+        else:
+            assert bad[address] == 2  # of the client's link, and of the subscription's
+            assert "not with an s4node frame" in reason
 
 
 SP = bytes.fromhex("00 53 50 00 00 10 00 00")

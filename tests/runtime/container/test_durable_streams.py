@@ -586,40 +586,6 @@ def texts_of(bad: str) -> list[JsonText]:
 GOOD = sorted(set(range(100)) - set(BAD))
 
 
-@pytest.mark.parametrize("concurrency", ["1", "4"])
-@pytest.mark.parametrize(
-    ("partitions", "bad"),
-    [("1", "undecodable"), ("4", "undecodable"), ("4", "raises"), ("4", "none")],
-)
-async def test_a_crash_after_a_commit_within_a_frame_with_bad_events_counts_the_others_once(
-    settings: dict[str, str], partitions: str, bad: str, concurrency: str
-) -> None:
-    chosen = settings | {
-        "s4.cluster.partitions": partitions,
-        "task.max.concurrency": concurrency,
-        "task.commit.ms": "20",
-    }
-    first, last = Once(), Once()
-    async with lives(chosen) as node:
-        container = await node.begin(first.app)
-        lanes = container.ports["clicks"].admission.lanes
-        first.covered = lambda: any(lane.settled > 2 for lane in lanes.values())
-        async with Client(chosen["s4.listener.address"]) as client:
-            clicks = await client.stream("clicks")
-            clicks.read_as("Click")
-            await clicks.send_many(texts_of(bad))
-            await first.stopped.wait()
-            await node.crash()
-            await node.begin(last.app)
-            refusals = await clicks.flush()
-            assert refused_of(refusals) == BAD
-            await until(lambda: sorted({*first.numbers, *last.numbers}) == GOOD)
-            await until(lambda: node.container.parts.outputs.idle)  # type: ignore[union-attr]
-    assert [one for one in first.seen + last.seen if one[1] != 1] == []
-    if partitions == "1":  # of several, it may cover only what was sent on
-        assert last.numbers != GOOD
-
-
 def refused_of(refusals: list[Any]) -> list[int]:
     return sorted(n for one in refusals for n in range(one.number, one.number + one.count))
 

@@ -20,7 +20,7 @@ from harness import free_port, until, until_told
 from several_containers import Nodes, nodes
 from shared_apps import OnePE, counting
 
-from s4node import App, Client, Event, ProcessingElement, TaskApp
+from s4node import App, Client, ProcessingElement, TaskApp
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.membership import Membership
 from s4node.cluster.coordination.registry import Registry
@@ -169,52 +169,6 @@ async def test_a_full_outbox_that_is_handed_over_holds_no_task(
         await it.hand_over()
         await until(lambda: it.old.tasks[0].processed == 1)
         assert not it.old.parts.pipeline.full
-
-
-class Turn(Event):
-    place: str
-    left: int
-
-
-def begin(pe: Any, event: Click) -> None:
-    pe.turns.put(Turn(f"place-{event.number % 7}", 20))
-
-
-def spin(pe: Any, event: Turn) -> None:
-    if event.left:
-        step = event.left % 2  # every other stays where it is
-        place = (int(event.place[-1]) + step) % 7
-        pe.turns.put(Turn(f"place-{place}", event.left - 1))
-
-
-def loops() -> App:
-    app = OnePE(counting(Click, begin), name="loops", types=Click, system="memory")
-    spins = app.create_pe(counting(Turn, spin, name="Spin"))
-    app.pe.turns = spins.turns = app.create_stream("turns", spins, key="place", types=Turn)
-    return app
-
-
-@pytest.mark.parametrize("room", ["10", "10000"])
-async def test_events_in_a_cycle_count_once_when_their_task_moves(
-    system: MemorySystem, settings: dict[str, str], tmp_path: Path, room: str
-) -> None:
-    clicks = fill(system, 400, lambda _: False, partitions=4)
-    settings |= {"s4.stream.turns.workQueueSize": room, "task.commit.ms": "20"}
-    async with two(tmp_path, loops, settings, partitions=4) as it:
-        await it.begin()
-        await until(lambda: len(it.new.tasks) == 2)
-        clicks += (more := [Click(f"user-{n % 17}", n) for n in range(400)])
-        for click in more:
-            system.put("clicks", Partitioner(4).partition_of(click.user), click)
-        users = Counter(click.user for click in clicks)
-
-        def spun() -> int:
-            return (it.sum_of(counted) - users).total()
-
-        await until(lambda: spun() == 21 * len(clicks), seconds=60)
-        await trio.sleep(0.2)
-        assert (spun(), it.sum_of(counted) & users) == (21 * len(clicks), users)
-        assert len(it.old.tasks) == 2
 
 
 # -- producers ------------------------------------------------------------------------------------

@@ -477,52 +477,6 @@ async def test_nodes_that_stop_together_process_what_they_send_each_other(
         assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
 
 
-async def test_the_next_owner_gets_nothing_that_a_stopping_container_has_processed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_go, may_end = trio.Event(), trio.Event()
-
-    def relay() -> App:
-        async def pass_on(pe: Any, click: Click) -> None:
-            await may_go.wait()
-            pe.out.put(click)
-
-        app = OnePE(pass_on, "raw")
-        app.pe.out = app.create_output_stream("clicks", key="user", types=Click)
-        return app
-
-    def last() -> App:
-        app = App("last")
-        only = app.create_pe(Patient)
-        only.may_go = may_end
-        app.create_input_stream("clicks", only, key="user", types=Click)
-        return app
-
-    async with nodes(tmp_path, last, 1, app="last") as (lasts, _):
-        monkeypatch.setattr(connection, "VERDICT_SECONDS", 60.0)
-        async with nodes(tmp_path, relay, 2, app="relay") as (relays, _):
-            both = list(relays.containers.values())
-            leaving = relays.containers.pop("n0")
-            async with Client(leaving.address, timeout=20) as client:
-                stream = await client.stream("raw")
-                await until(lambda: all(one.carriers["clicks"].channels for one in both))
-                await stream.send_many([Click(user) for user in USERS * 20])
-                await until(
-                    lambda: sum(one.statistics().inputs["raw"].admitted for one in both) == 800
-                )
-                leaving.stop()
-                await until(lambda: leaving.ports["raw"].closed)
-                may_go.set()
-                await until(lambda: len(relays.containers["n1"].tasks) == 8)
-                # the other still waits for the last app's verdicts
-                assert await stream.flush() == []
-                assert not relays.scopes["n0"].cancel_called
-            may_end.set()
-            await until(lambda: relays.scopes["n0"].cancel_called)
-            await until(lambda: lasts.state("Patient") == dict.fromkeys(USERS, 20))
-            assert sum(one.processed for one in both) == 800
-
-
 class Greet(Ignore):
     out: OutputStream
 

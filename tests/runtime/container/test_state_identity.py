@@ -43,19 +43,6 @@ async def test_a_task_whose_owner_dies_waits_for_a_node_that_has_its_state(tmp_p
 
 
 @pytest.mark.slow
-async def test_nodes_with_a_url_have_one_state_whatever_their_folders_are(tmp_path: Path) -> None:
-    async with nodes_of(tmp_path, **{"s4.state.url": f"file://{tmp_path / 'shared'}"}) as nodes:
-        await append(nodes.log, 0, 100)
-        async with nodes.run("a", 2) as a, nodes.run("b", 2) as b:
-            await until(lambda: nodes.committed("a") == nodes.committed("b") == 50)
-            await a.kill()
-            await append(nodes.log, 100, 120)
-            await until(lambda: len(nodes.seen) == 120)
-            assert NOT_HERE not in a.errors + b.errors
-        nodes.check(120)
-
-
-@pytest.mark.slow
 async def test_a_startpoint_that_is_set_on_one_node_is_taken_once_by_the_tasks_of_all(
     tmp_path: Path,
 ) -> None:

@@ -627,14 +627,10 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
 @pytest.mark.parametrize(
     ("step", "before", "after"),
     [
-        ("startpoint.fan", [], range(40, 100)),
         ("startpoint.fanning", [], range(40, 100)),
-        ("startpoint.fanned", [], range(40, 100)),
         ("startpoint.taken", [], range(40, 100)),
         ("commit.write", [], range(40, 100)),
-        ("startpoint.consumed", [], range(40, 100)),
         ("startpoint.removed", [], range(40, 100)),
-        ("commit.write:2", range(40, 70), range(40, 100)),
         ("commit.acknowledged:2", range(40, 70), range(70, 100)),
     ],
 )

