@@ -526,7 +526,7 @@ class Prices(App):
             )
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_streams_that_lead_to_the_same_pe_have_one_order(partitions: int) -> None:
     chance = random.Random(9)
     rates = [Rate(chance.choice("EUX"), float(n + 1), 100.0 + n) for n in range(60)]

@@ -460,7 +460,7 @@ def counted(node: Container) -> int:
     )
 
 
-@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("partitions", [pytest.param(1, marks=pytest.mark.long), 4])
 async def test_a_stream_that_feeds_itself_ends_with_the_exact_count_in_bounded_memory(
     partitions: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

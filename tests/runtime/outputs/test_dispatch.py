@@ -96,7 +96,6 @@ async def test_events_of_a_client_with_another_key_find_their_partition_in_order
     ("ours", "theirs", "told"),
     [
         (ByUser("by-user"), ByUser("of-adapter"), ("KeyFinder 'of-adapter'", "crc32m:@by-user")),
-        (ByUser("by-user"), ByUser(), ("ByUser, which has no name", "crc32m:@by-user")),
         (ByUser(), ByUser(), ("ByUser, which has no name", "crc32m:?")),
         (ByUser(), None, ("none", "crc32m:?")),
         (ByUser("by-user"), ByUser("by-user"), None),
