@@ -9,6 +9,7 @@ from pathlib import Path
 from harness import NodeProcess, run_s4
 
 from s4node import Event
+from s4node.cli.main import main
 
 HELLO = """\
 from s4node import App, ProcessingElement
@@ -92,3 +93,11 @@ async def send(
 def logs(node: NodeProcess) -> list[dict[str, object]]:
     """The lines of stderr that are JSON objects."""
     return [json.loads(line) for line in node.stderr if line.startswith("{")]
+
+
+def ended(words: list[str]) -> int:
+    """The exit status of a command that runs in this process, such as one that is refused."""
+    try:
+        return main(words)
+    except SystemExit as error:  # of the parser of the command line
+        return int(error.code or 0)

@@ -13,10 +13,7 @@ from shared_apps import Click, Ignore, OnePE
 
 from s4node.cli.main import main
 
-
-@pytest.mark.parametrize(
-    ("command", "status", "words"),
-    [
+MISTAKES = [
         ("describe taps", 1, ("has no stream 'taps'; its streams: clicks. Create it with: s4 log "
          "create taps")),
         ("append taps", 1, "has no stream 'taps'; its streams: clicks."),
@@ -44,17 +41,17 @@ from s4node.cli.main import main
          "exists with other settings: partitions 2, not 3; key none, not user; retention as the "
          "node says, not 5000 ms; ask for those settings, or choose another name")),
         ("create keyed --key 'a b'", 2, "'a b' is not an attribute's name"),
-    ],
-)  # fmt: skip
-async def test_mistakes_are_reported_with_the_choices_and_the_fix(
-    tmp_path: Path, command: str, status: int, words: str
-) -> None:
+    ]  # fmt: skip
+
+
+async def test_mistakes_are_reported_with_the_choices_and_the_fix(tmp_path: Path) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks", 2)
         await log.append("clicks", 0, [Click("joe", 1)])
-        done = await run_s4("log", *shlex.split(command), "--to", node.address, cwd=tmp_path)
-        assert words in done.stderr.replace("\n", " ")
-        assert (done.returncode, done.stdout) == (status, "")
+        for command, status, words in MISTAKES:
+            done = await run_s4("log", *shlex.split(command), "--to", node.address, cwd=tmp_path)
+            assert words in done.stderr.replace("\n", " "), command
+            assert (done.returncode, done.stdout) == (status, ""), command
 
 
 @pytest.mark.parametrize(

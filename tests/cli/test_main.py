@@ -587,13 +587,12 @@ async def test_a_number_of_times_is_1_or_more(tmp_path: Path) -> None:
         assert f"--count: '{number}' is not a whole number, 1 or more" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "deploy", "graph"])
 @pytest.mark.parametrize(
-    ("code", "raised"),
+    ("command", "code", "raised"),
     [
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("int('three')", "ValueError: invalid literal for int() with base 10: 'three'"),
-        ("import json; json.loads('{')", "JSONDecodeError: Expecting property name"),
+        ("run", "raise SystemExit(3)", "SystemExit: 3"),
+        ("deploy", "int('three')", "ValueError: invalid literal for int() with base 10: 'three'"),
+        ("graph", "import json; json.loads('{')", "JSONDecodeError: Expecting property name"),
     ],
 )
 async def test_an_error_in_an_apps_file_is_reported_with_its_line(
@@ -627,8 +626,10 @@ async def test_a_file_of_a_package_is_told_to_be_named_as_a_module(
     )
 
 
-@pytest.mark.parametrize("command", ["run", "deploy", "graph"])
-@pytest.mark.parametrize("name", ["rich", "trio", "difflib", "time", "s4node"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("run", "rich"), ("run", "trio"), ("deploy", "difflib"), ("graph", "time"), ("run", "s4node")],
+)
 async def test_a_file_that_would_be_taken_for_a_module_in_use_is_refused(
     tmp_path: Path, command: str, name: str
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from cli_apps import ended
 from harness import environment, node_process, run_module, run_s4, s4, s4_process
 
 from s4node.version import __version__
@@ -107,11 +108,12 @@ async def test_a_container_of_another_user_can_read_a_new_app(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", "Clicks", "2fast", "../up", "a b", "class", "-x", "naïve"])
-async def test_an_invalid_name_of_an_app_is_refused(name: str, tmp_path: Path) -> None:
-    refused = await run_s4("new-app", "--", name, cwd=tmp_path)
-
-    assert refused.returncode == 2
-    assert f"{name!r} is not a name for an app; use lower-case letters" in refused.stderr
+def test_an_invalid_name_of_an_app_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ended(["new-app", "--", name]) == 2
+    assert f"{name!r} is not a name for an app; use lower-case letters" in capsys.readouterr().err
     assert names_in(tmp_path) == []
 
 

@@ -22,76 +22,9 @@ from log_bench import Bench, bench
 from saved_state import saved_instances
 
 from s4node import Client, Event
-from s4node.errors import StoreCorrupt
 from s4node.state import epochs
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("damage", [pytest.param("cut", marks=pytest.mark.long), "wrong bit"])
-async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
-    tmp_path: Path, damage: str
-) -> None:
-    async with flowing(tmp_path) as (it, flow):
-        arguments = counting(it)
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            for _ in range(6):  # so many commits are written, and one of them is not the last
-                await committing(it, 200)
-            await process.kill()
-        for folder in folders(it):
-            log = max((folder / "1").glob("*.log"), key=lambda path: path.stat().st_size)
-            data = bytearray(log.read_bytes())
-            if damage == "cut":
-                del data[len(data) // 4 :]
-            else:
-                data[len(data) // 4] ^= 1
-            log.write_bytes(data)
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            await committing(it)
-            await all_is_counted(it, flow, process)
-        assert "commits of a task are missing; its inputs are replayed" in process.errors
-        told = "the last commits in a state folder are damaged" in process.errors
-        assert told == (damage == "wrong bit")
-
-
-@pytest.mark.long
-async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Path) -> None:
-    async with flowing(tmp_path) as (it, flow):
-        arguments = [*counting(it), *KEEPING]
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            await committing(it)
-            await until(lambda: all(len(epochs.saved_checkpoints(f)) > 1 for f in folders(it)))
-            await committing(it, 1000)
-            process.signal(signal.SIGTERM)  # which leaves all in tables
-            assert await process.wait() == 0
-        start = done(it)
-        folder = folders(it)[0]
-        oldest = min(folder.glob("1.*"), key=lambda path: int(path.suffix[1:]))
-        shared = {path.name for path in oldest.iterdir()}
-        tables = [path for path in (folder / "1").glob("*.sst") if path.name not in shared]
-        table = max(tables)  # the newest: its rows are read, those of older ones may be replaced
-        with table.open("r+b") as file:
-            file.seek(100)
-            byte = file.read(1)
-            file.seek(100)
-            file.write(bytes([byte[0] ^ 1]))
-        told = ""
-        over = False
-        while not over:  # it ends where a row is read that is damaged, unless that is at its start
-            async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
-                read = start + 2 * USERS  # by then every row was
-                await until(
-                    lambda: process.process.returncode is not None or sound(it) > read  # noqa: B023
-                )
-                if process.process.returncode is None:
-                    await all_is_counted(it, flow, process)
-                    over = True
-                else:
-                    assert await process.wait() == 1
-                    assert "it resumes from the part that is sound" in process.errors
-                    assert "Traceback" not in process.errors
-            told += process.errors
-        assert "a state folder is damaged; resuming from the one before it" in told
 
 
 @pytest.mark.long
@@ -273,14 +206,6 @@ def done(it: Bench) -> int:
     return sum(it.offsets("counting").values())
 
 
-def sound(it: Bench) -> int:
-    """How many events are committed; 0 while the state is damaged."""
-    try:
-        return done(it)
-    except StoreCorrupt:
-        return 0
-
-
 async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
     """Let it end, and look what was counted."""
     await flow.end()
@@ -297,6 +222,3 @@ async def committing(it: Bench, more: int = 400) -> None:
     """Wait until so many more events are committed."""
     before = done(it)
     await until(lambda: done(it) >= before + more, "it commits")
-
-
-KEEPING = ("-p", "s4.state.checkpointInterval=100")

@@ -679,7 +679,7 @@ async def settled(registry: Registry, living: set[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
 async def test_members_that_die_at_random_never_own_a_partition_in_one_epoch_together(
     tmp_path: Path, seed: int
 ) -> None:

@@ -22,7 +22,6 @@ from s4node.systems.memory import MemorySystem
 
 SETTINGS = {"task.commit.ms": "0"}
 
-EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 EVERY_ORDER = pytest.mark.parametrize(
     "order",
     [
@@ -32,13 +31,28 @@ EVERY_ORDER = pytest.mark.parametrize(
     ],
     ids=["one at a time", "eight", "eight by key"],
 )
+EVERY_WAY = pytest.mark.parametrize(
+    ("mode", "order"),
+    [
+        pytest.param(
+            mode,
+            {"task.max.concurrency": str(most)} | ({"task.order": "key"} if by_key else {}),
+            # each mode in one order, and each order in two modes and more
+            marks=[] if at % 3 == number else [pytest.mark.long],
+            id=f"{mode}, {name}",
+        )
+        for at, mode in enumerate(MODES)
+        for number, (name, most, by_key) in enumerate(
+            [("one at a time", 1, False), ("eight", 8, False), ("eight by key", 8, True)]
+        )
+    ],
+)
 
 
 # -- what a commit covers -------------------------------------------------------------------------
 
 
-@EVERY_MODE
-@EVERY_ORDER
+@EVERY_WAY
 async def test_a_commit_asked_for_at_an_event_covers_exactly_that_event(
     mode: str, order: dict[str, str], system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -200,8 +214,7 @@ async def test_progress_is_saved_at_every_interval(
 # -- stops and crashes ----------------------------------------------------------------------------
 
 
-@EVERY_MODE
-@EVERY_ORDER
+@EVERY_WAY
 async def test_after_a_stop_in_order_nothing_is_processed_again_and_nothing_is_skipped(
     mode: str, order: dict[str, str], system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -219,8 +232,7 @@ async def test_after_a_stop_in_order_nothing_is_processed_again_and_nothing_is_s
     assert sorted(begun(first) + begun(second)) == expected
 
 
-@EVERY_MODE
-@EVERY_ORDER
+@EVERY_WAY
 async def test_after_a_crash_processing_goes_on_from_the_last_commit(
     mode: str, order: dict[str, str], system: MemorySystem, settings: dict[str, str]
 ) -> None:

@@ -49,8 +49,20 @@ SETTINGS = {"s4.stream.clicks.onError": "skip"}
 PES = [(Count, 1), (AsyncCount, 1), (Count, 4), (AsyncCount, 4)]
 
 
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize(("pe", "handlers"), PES)
+@pytest.mark.parametrize(
+    ("pe", "handlers", "where"),
+    [
+        pytest.param(
+            *pe,
+            where,
+            # each kind of PE in one place, and each place with one kind
+            marks=[] if at == place else [pytest.mark.long],
+            id=f"{pe[0].__name__}, {pe[1]}, {where}",
+        )
+        for at, pe in enumerate(PES)
+        for place, where in enumerate(PLACES)
+    ],
+)
 async def test_counts_of_pes_are_exact_without_the_events_that_fail(
     system: MemorySystem,
     settings: dict[str, str],
@@ -112,7 +124,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("where", ["some", "many in a row"])
+@pytest.mark.parametrize("where", ["some", pytest.param("many in a row", marks=pytest.mark.long)])
 @pytest.mark.parametrize("way", WAYS)
 async def test_stores_of_tasks_are_exact_without_the_events_that_fail(
     system: MemorySystem, settings: dict[str, str], way: str, where: str
