@@ -204,7 +204,14 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
 
 
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's term, not exceptions' grammar
-    """The peer refused this connection for good; the message has its reason."""
+    """The peer refused this connection for good; the message has its reason.
+
+    ``refused_as`` is the kind of it that the wire protocol has, or empty.
+    """
+
+    def __init__(self, message: str, refused_as: str = "") -> None:
+        super().__init__(message)
+        self.refused_as = refused_as
 
 
 class StageClosed(S4Error):  # noqa: N818

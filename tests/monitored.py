@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import trio
 from harness import ANY_PORT, QUICK, NodeProcess, free_port, run_s4, s4_process, until_told
@@ -37,17 +38,39 @@ class Click(Event):
     user: str
 
 
-async def get(url: str) -> tuple[int, str]:
-    """Status and text of a URL."""
+class Told(NamedTuple):
+    """An answer of HTTP."""
 
-    def ask() -> tuple[int, str]:
+    status: int
+    text: str
+    headers: Mapping[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+async def told(url: str, body: object = None, **headers: str) -> Told:
+    """The answer to a GET, or to a POST of ``body``, as JSON unless it is bytes."""
+    names = {name.replace("_", "-"): text for name, text in headers.items()}
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    if data is not None:
+        names.setdefault("Content-Type", "application/json")
+
+    def ask() -> Told:
+        request = urllib.request.Request(url, data, names)
         try:
-            with urllib.request.urlopen(url) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(request) as answer:
+                return Told(answer.status, answer.read().decode(), answer.headers)
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            return Told(error.code, error.read().decode(), error.headers)
 
     return await trio.to_thread.run_sync(ask)
+
+
+async def get(url: str) -> tuple[int, str]:
+    """Status and text of a URL."""
+    return (await told(url))[:2]
 
 
 class Monitored:

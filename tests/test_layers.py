@@ -86,8 +86,8 @@ PURE_MODULES = {
     "config": "config key kinds plugins properties render settings",
     "metrics": "registry statistics table",
     "events": (
-        "copies event event_time json_objects keepable key_crowding keys plain_values routing "
-        "schema type_growth type_text"
+        "copies declared_types event event_time json_objects keepable key_crowding keys "
+        "plain_values routing schema type_growth type_text"
     ),
     "app": (
         "app handlers in_order instances open_windows pe_codec pe_timers processing_element "
@@ -100,7 +100,7 @@ PURE_MODULES = {
         "checkpoint cuts deaths input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
-    "state": "key_encoding remote_log rows",
+    "state": "key_encoding questions remote_log rows",
     "state.standby": "position",
     "savepoints": "manifest",
     "net.wire": "body frame start",
@@ -141,7 +141,7 @@ PURE_MODULES = {
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "monitoring": "exposition totals why",
-    "http": "browsers messages routes",
+    "http": "bodies browsers messages routes",
     "cli.render": "diagram mermaid",
     "spark": "positions",
     "spark.history": "stages",

@@ -28,35 +28,35 @@ _NO_MARKS = str.maketrans("", "", CLOSED + DEFAULT)
 _FIELD = re.compile(r"[^:(){}\[\]|,]+")
 
 
-class _Name(NamedTuple):
+class Name(NamedTuple):
     """A type that has a name, or an enum or Literal with its values."""
 
     name: str
     values: frozenset[str] = frozenset()
 
 
-class _Items(NamedTuple):
+class Items(NamedTuple):
     """A list, a set or a tuple."""
 
-    items: list[_Type]
+    items: list[Type]
 
 
-class _Dict(NamedTuple):
-    key: _Type
-    value: _Type
+class DictOf(NamedTuple):
+    key: Type
+    value: Type
 
 
-class _Fields(NamedTuple):
+class Fields(NamedTuple):
     """A nested type: the names and types of its fields, and how many come before the defaults."""
 
-    fields: list[tuple[str, _Type]]
+    fields: list[tuple[str, Type]]
     required: int
     closed: bool
     text: str
 
 
-_Alternative: TypeAlias = _Name | _Items | _Dict | _Fields
-_Type: TypeAlias = list[_Alternative]
+Alternative: TypeAlias = Name | Items | DictOf | Fields
+Type: TypeAlias = list[Alternative]
 
 
 @lru_cache(1024)
@@ -66,34 +66,34 @@ def takes(reader: str, writer: str, *, marked: bool) -> bool:
     If the reader's types are not ``marked``, all fields of its nested types may have defaults.
     """
     try:
-        return _type_takes(_Parser(reader, marked).whole(), _Parser(writer, False).whole())
+        return _type_takes(TypeParser(reader, marked).whole(), TypeParser(writer, False).whole())
     except ValueError:
         return False
 
 
-def _type_takes(reader: _Type, writer: _Type) -> bool:
+def _type_takes(reader: Type, writer: Type) -> bool:
     tagged = _structs(reader) > 1
     if tagged and _structs(writer) == 1:  # which may have no tag
         return False
     return all(any(_takes(mine, its, tagged) for mine in reader) for its in writer)
 
 
-def _structs(kind: _Type) -> int:
-    return sum(isinstance(each, _Fields) for each in kind)
+def _structs(kind: Type) -> int:
+    return sum(isinstance(each, Fields) for each in kind)
 
 
-def _takes(reader: _Alternative, writer: _Alternative, tagged: bool) -> bool:
+def _takes(reader: Alternative, writer: Alternative, tagged: bool) -> bool:
     match reader, writer:
-        case _Name(), _Name():
+        case Name(), Name():
             same = reader.name == writer.name and reader.values >= writer.values
             return same or (reader.name == "any" and writer.name in _SIMPLE)
-        case _Items(mine), _Items(its):
+        case Items(mine), Items(its):
             return len(mine) == len(its) and all(map(_type_takes, mine, its))
-        case _Dict(), _Dict():
+        case DictOf(), DictOf():
             return reader.key == writer.key and _type_takes(reader.value, writer.value)
-        case _Fields(), _Fields() if tagged:
+        case Fields(), Fields() if tagged:
             return reader.text == writer.text
-        case _Fields(mine), _Fields(its):
+        case Fields(mine), Fields(its):
             return (
                 reader.required <= len(its)
                 and (len(its) <= len(mine) or not reader.closed)
@@ -104,7 +104,7 @@ def _takes(reader: _Alternative, writer: _Alternative, tagged: bool) -> bool:
     return False
 
 
-class _Parser:
+class TypeParser:
     """Parses the text of a type; raises ValueError if it is not as expected."""
 
     def __init__(self, text: str, marked: bool) -> None:
@@ -112,39 +112,39 @@ class _Parser:
         self._marked = marked
         self._at = 0
 
-    def whole(self) -> _Type:
+    def whole(self) -> Type:
         found = self._type()
         if self._at < len(self._text):
             raise ValueError(self._text)
         return found
 
-    def _type(self) -> _Type:
+    def _type(self) -> Type:
         found = [self._alternative()]
         while self._skip("|"):
             found.append(self._alternative())
         return found
 
-    def _alternative(self) -> _Alternative:
+    def _alternative(self) -> Alternative:
         began = self._at
         if self._skip("["):
-            return _Items(self._several("]", self._type))
+            return Items(self._several("]", self._type))
         if self._skip("{"):
             key = self._type()
             self._expect(":")
             value = self._type()
             self._expect("}")
-            return _Dict(key, value)
+            return DictOf(key, value)
         if self._skip("("):
             fields = self._several(")", self._field)
             closed = self._skip(CLOSED)
             required = max((n for n, (_, _, free) in enumerate(fields, 1) if not free), default=0)
             text = self._text[began : self._at].translate(_NO_MARKS)
-            return _Fields([each[:2] for each in fields], required, closed, text)
+            return Fields([each[:2] for each in fields], required, closed, text)
         found = self._match(_NAME)
         values = found[2].split(",") if found[2] is not None else ()
-        return _Name(found[1] or found[0], frozenset(values))
+        return Name(found[1] or found[0], frozenset(values))
 
-    def _field(self) -> tuple[str, _Type, bool]:
+    def _field(self) -> tuple[str, Type, bool]:
         name = self._match(_FIELD)[0]
         self._expect(":")
         return name, self._type(), self._skip(DEFAULT) or not self._marked

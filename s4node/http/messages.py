@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
@@ -53,7 +53,7 @@ class Answer:
     text: str | bytes
     content_type: str = TEXT
     headers: tuple[tuple[str, str], ...] = ()
-    parts: AsyncIterator[bytes] | None = None
+    parts: AsyncGenerator[bytes, None] | None = None
 
 
 class Unreadable(Exception):  # noqa: N818

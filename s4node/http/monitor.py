@@ -23,7 +23,8 @@ import msgspec
 import trio
 
 from s4node import threads
-from s4node.cluster.coordination.entries import NodeInfo
+from s4node.cluster.coordination.entries import AppId, NodeInfo
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.node_status import NodeStatus, ask_status
 from s4node.cluster.node.running import Running
@@ -66,6 +67,11 @@ class Watched(Protocol):
         """The counts of its containers; raises NodeUnreachable."""
         ...
 
+    async def owners(self, app: str) -> list[str] | None:
+        """The addresses of the owners of an app's tasks, empty without one; None if there is no
+        such app. Raises S4Error."""
+        ...
+
 
 class WatchedNode:
     """A node, in whose own process this is."""
@@ -77,10 +83,7 @@ class WatchedNode:
         self.lacking = node.lacking
 
     async def snapshot(self) -> Snapshot:
-        registry = self._node.registry
-        if registry is None:
-            raise CoordinationError("the node has not joined its cluster")
-        return await of_cluster(registry, self.cluster, self._node.place, self._ask)
+        return await of_cluster(self._registry(), self.cluster, self._node.place, self._ask)
 
     async def reports(self) -> list[ContainerReport]:
         node = self._node
@@ -90,6 +93,17 @@ class WatchedNode:
             )
             for each in (node.supervisor.processes if node.ready.is_set() else ())
         ]
+
+    async def owners(self, app: str) -> list[str] | None:
+        registry = self._registry()
+        if app not in await registry.apps(self.cluster):
+            return None
+        return list((await registry.group(AppId(self.cluster, app))).owners)
+
+    def _registry(self) -> Registry:
+        if self._node.registry is None:
+            raise CoordinationError("the node has not joined its cluster")
+        return self._node.registry
 
     async def _ask(self, node: NodeInfo) -> NodeStatus:
         """How a node is; this one may not reach its own address."""
@@ -123,6 +137,10 @@ class WatchedProcess:
         status = await ask_status(node, self._credentials, _STATUS_SECONDS)
         (one,), counted = status.containers, status.statistics
         return [ContainerReport(1, one, counted[0] if counted else None, [], None)]
+
+    async def owners(self, app: str) -> list[str] | None:
+        running = self._found()
+        return [running.address] * running.partitions if app == running.app else None
 
     def _found(self) -> Running:
         running = self._running()

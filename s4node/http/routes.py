@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from s4node.http.messages import Answer, segments_of
+from s4node.net.ingress.peer_rights import PRODUCE, READ
 
 KNOWN = "ask about the cluster"
 
@@ -32,6 +33,10 @@ ROUTES = (
     Route("GET", "/metrics", "metrics", KNOWN, "its counts, as Prometheus reads them"),
     Route("GET", "/status", "status", KNOWN, "the cluster, as s4 status --json prints it"),
     Route("GET", "/why", "why", KNOWN, "what holds apps up, as s4 why --json prints it"),
+    Route("POST", "/streams/{stream}", "send", PRODUCE, "send events to a stream"),
+    Route("GET", "/streams/{stream}", "read", READ, "the events of a stream from now on"),
+    Route("GET", "/state/{app}/{pe}/{key}", "key", READ, "the state of a key, as of a commit"),
+    Route("GET", "/state/{app}/{pe}", "keys", READ, "the keys of a PE or store, page by page"),
     Route("GET", "/", "page", "", "a page that shows the cluster"),
     Route("GET", "/{file}", "page", "", "a file of the page"),
 )

@@ -15,8 +15,16 @@ from __future__ import annotations
 
 import errno
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from socket import gethostname
 
@@ -57,18 +65,24 @@ _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError, OSEr
 
 
 class HttpServer:
-    """Answers at ``s4.http.address``; ``answers`` are by the names of routes. Call :meth:`listen`,
-    then :meth:`run`.
+    """Answers at ``s4.http.address``; ``answers`` are by the names of routes, and ``beside`` run
+    as long. Call :meth:`listen`, then :meth:`run`.
 
     Without a configured address it takes a port of this machine from ``FIRST_PORT`` on. Raises
     ConfigError if the configured address cannot be used.
     """
 
-    def __init__(self, config: Config, answers: Mapping[str, Answering]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        answers: Mapping[str, Answering],
+        beside: Iterable[Callable[[], Awaitable[None]]] = (),
+    ) -> None:
         given = config[settings.HTTP_ADDRESS]
         self._ports = 1 if given else _PORTS
         self.address = given or f"tcp://127.0.0.1:{FIRST_PORT}"
         self._answers = answers
+        self._beside = beside
         self._cluster = config[settings.CLUSTER_NAME]
         self._credentials = Credentials.configured(config) if is_tls(self.address) else None
         if is_tls(self.address) and self._credentials is None:
@@ -115,7 +129,10 @@ class HttpServer:
 
     async def run(self) -> None:
         """Answer until cancelled."""
-        await trio.serve_listeners(self._take, list(self._listeners))
+        async with trio.open_nursery() as nursery:
+            for each in self._beside:
+                nursery.start_soon(each)
+            await trio.serve_listeners(self._take, list(self._listeners))
 
     async def _take(self, stream: trio.SocketStream) -> None:
         """Serve a connection, if there is room for one."""
@@ -174,12 +191,38 @@ class HttpServer:
             answer = await self._answer(request, stream, conversation)
         except Unreadable as error:
             answer = error.answer
+        if answer.parts is not None:
+            await self._send_parts(stream, conversation, answer, answer.parts)
+            return False
         with self._wait_for_peer(conversation, _ANSWER_SECONDS):
             await stream.send_all(conversation.answer(answer))
             if conversation.next_cycle():
                 return True
             await _close_in_order(raw)
         return False
+
+    async def _send_parts(
+        self,
+        stream: trio.abc.Stream,
+        conversation: Conversation,
+        answer: Answer,
+        parts: AsyncGenerator[bytes, None],
+    ) -> None:
+        """Send an answer whose parts come with time, until its peer has gone or takes none."""
+        self._open -= 1  # such answers have a limit of their own
+        try:
+            async with aclosing(parts), trio.open_nursery() as nursery:
+                nursery.start_soon(_wait_end, stream, nursery.cancel_scope)
+                with trio.move_on_after(_ANSWER_SECONDS) as patience:
+                    await stream.send_all(conversation.answer(answer))
+                async for part in parts:
+                    with trio.move_on_after(_ANSWER_SECONDS) as patience:
+                        await stream.send_all(conversation.part(part))
+                    if patience.cancelled_caught:
+                        break
+                nursery.cancel_scope.cancel()
+        finally:
+            self._open += 1
 
     @contextmanager
     def _wait_for_peer(
@@ -271,6 +314,13 @@ async def _head(stream: trio.abc.Stream, conversation: Conversation) -> Request 
     while (request := conversation.head()) is None and not conversation.is_over:
         conversation.feed(bytes(await stream.receive_some(_READ_BYTES)))
     return request
+
+
+async def _wait_end(stream: trio.abc.Stream, scope: trio.CancelScope) -> None:
+    """Cancel when the peer has ended the connection; what it sends meanwhile is left."""
+    while await stream.receive_some(_READ_BYTES):
+        pass
+    scope.cancel()
 
 
 async def _close_in_order(raw: trio.SocketStream) -> None:

@@ -11,8 +11,11 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.http.messages import Answer, Request
 from s4node.http.monitor import Monitor, Watched, WatchedNode, WatchedProcess
+from s4node.http.reading import Reading
 from s4node.http.routes import nothing_here
+from s4node.http.sending import Reach, Sending
 from s4node.http.server import HttpServer
+from s4node.http.states import States
 from s4node.net.certificates.credentials import Credentials
 
 _PAGE = Path(__file__).parent / "page"
@@ -41,7 +44,8 @@ class Files:
 
 def server_of(node: Node, config: Config) -> HttpServer:
     """The HTTP server of a node; raises ConfigError."""
-    return _server(config, WatchedNode(node))
+    reach = Reach(lambda: [node.address], Credentials.configured(config))
+    return _server(config, WatchedNode(node), reach)
 
 
 def server_of_process(config: Config, running: Callable[[], Running | None]) -> HttpServer:
@@ -50,11 +54,19 @@ def server_of_process(config: Config, running: Callable[[], Running | None]) -> 
     ``running`` says where the process is, once that is known.
     """
     cluster, credentials = config[settings.CLUSTER_NAME], Credentials.configured(config)
-    return _server(config, WatchedProcess(cluster, running, credentials))
+
+    def addresses() -> list[str]:
+        found = running()
+        return [found.address] if found is not None and found.address else []
+
+    watched = WatchedProcess(cluster, running, credentials)
+    return _server(config, watched, Reach(addresses, credentials))
 
 
-def _server(config: Config, watched: Watched) -> HttpServer:
-    monitor, files = Monitor(watched), Files()
+def _server(config: Config, watched: Watched, reach: Reach) -> HttpServer:
+    monitor, files, sending = Monitor(watched), Files(), Sending(reach)
+    reading = Reading(reach)
+    states = States(watched, reach.credentials)
     answers = {
         "live": monitor.live,
         "ready": monitor.ready,
@@ -62,5 +74,9 @@ def _server(config: Config, watched: Watched) -> HttpServer:
         "status": monitor.status,
         "why": monitor.why,
         "page": files.answer,
+        "send": sending.post,
+        "read": reading.subscribe,
+        "key": states.key,
+        "keys": states.keys,
     }
-    return HttpServer(config, answers)
+    return HttpServer(config, answers, (sending.run, reading.run))

@@ -220,6 +220,9 @@ class LogHost:
                 error = greeting.error
             except LimitReached as reached:
                 error = connection.limited(str(reached))
+                headers[wire.WHY] = wire.LIMIT
+            else:
+                headers |= greeting.headers if error else {}
         if not error:
             headers |= {wire.LOST: lost} if lost else {}
             connection.takes_over(before, hello)

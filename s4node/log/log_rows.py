@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from msgspec.structs import replace
 
@@ -47,6 +47,7 @@ class LogRows(Roster):
     _admission: StreamAdmission = field(init=False)
     _seen: dict[str, float] = field(default_factory=dict)  # producers that expire, last seen when
     _own: set[str] = field(default_factory=set)
+    _batches: dict[str, float] = field(default_factory=dict)  # as _seen
     _now: float = 0.0
     _looked: bool = False  # for absent producers
 
@@ -63,7 +64,10 @@ class LogRows(Roster):
 
     def check_room(self, producer: str) -> None:
         """Raise LimitReached if a producer is not known, and there is no room for it."""
-        if self.known < self.most or producer in self._own or producer in self._seen:
+        if producer.startswith(wire.BATCH):
+            if producer in self._batches or len(self._batches) < wire.MAX_BATCHES:
+                return
+        elif self.known < self.most or producer in self._own or producer in self._seen:
             return
         oldest = islice(self._seen, _LOOKED_AT)
         single = next((name for name in oldest if self._is_single(name)), None)
@@ -115,22 +119,30 @@ class LogRows(Roster):
             self._admission.remove(lane)
         self._own.discard(producer)
         self._seen.pop(producer, None)
+        self._batches.pop(producer, None)
         return [each.number for each in self.partitions if each.forget(producer, done)]
 
     def forget_absent(self, now: float, expiry: float) -> None:
         self._now = now
         if not self._looked:  # absence counts from the start of the node
             self._seen, self._looked = dict.fromkeys(self._seen, now), True
+            self._batches = dict.fromkeys(self._batches, now)
         for producer, _ in self._admission.lanes:
             self._note(producer, producer in self._own)
         for producer, seen in list(self._seen.items()):
             if seen < now - expiry:
                 self.forget_rows(producer)
+        old = now - max(expiry, wire.BATCH_SECONDS)
+        for producer in list(takewhile(lambda name: self._batches[name] < old, self._batches)):
+            self.forget_rows(producer)
 
     def _note(self, producer: str, own_id: bool) -> None:
         """Record that the producer is known and was active now."""
         self._seen.pop(producer, None)
-        if own_id:
+        if producer.startswith(wire.BATCH):
+            self._batches.pop(producer, None)
+            self._batches[producer] = self._now
+        elif own_id:
             self._own.add(producer)
         else:
             self._own.discard(producer)

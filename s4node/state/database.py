@@ -43,10 +43,11 @@ from rocksdict import (
     WriteOptions,
 )
 
-from s4node import disk, threads
+from s4node import clocks, disk, threads
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.open_files import opened
+from s4node.state.committed import Committed
 from s4node.state.rows import META, PREFIX_BYTES, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"
@@ -71,6 +72,8 @@ PIECE_ROWS = 4096
 _PAUSE_SECONDS = 0.0002
 """The pause between two pieces, in seconds, in which other threads run. Without it the writer takes
 the interpreter's lock for 5 ms whenever the loop releases it, which is at each call of a socket."""
+
+_LOOK_SECONDS = 0.005
 
 _PIECES_ROW = task_row(REDO, b"")
 _NUMBER = struct.Struct(">I")
@@ -102,6 +105,7 @@ class Database:
         self._broken = False  # True after a failed write,
         self._torn = False  # and while only some pieces of a commit are written
         self._opening = threading.RLock()
+        self._reading = threading.Lock()  # a snapshot, which keeps the database open
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(write_buffer_bytes)
@@ -170,6 +174,28 @@ class Database:
             return self._db.get(rows)  # type: ignore[arg-type,return-value]
         except Exception as error:
             return self._again(error, lambda: self._db.get(rows))  # type: ignore[arg-type,return-value]
+
+    @contextmanager
+    def committed(self, seconds: float) -> Iterator[Committed]:
+        """The rows as of the last commit, for a block that may be in any thread.
+
+        Closing waits for the block, so keep it short. Raises StateError if a commit is being
+        written for longer than ``seconds``.
+        """
+        until = clocks.steady() + seconds
+        while True:
+            with self._reading, self._translated():
+                rows = Committed(self._db.snapshot())
+                if rows.get(_PIECES_ROW) is None:
+                    try:
+                        yield rows
+                    finally:
+                        rows.close()
+                    return
+                rows.close()
+            if clocks.steady() > until:
+                raise StateError("a commit is being written; ask again in some seconds")
+            threads.pause(_LOOK_SECONDS)
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows from ``start`` to before ``end``, in order.
@@ -345,7 +371,7 @@ class Database:
 
     def _open_again(self) -> bool:
         """Reopen the database; returns True if that completed a commit."""
-        with self._opening:
+        with self._opening, self._reading:
             with suppress(Exception):  # it reports the failed write again
                 self._db.close()
             try:
@@ -420,7 +446,8 @@ class Database:
         """Close the database; raises StateError or StoreCorrupt if its folder is gone."""
         self._broken = False  # so that no reader opens it again
         try:
-            self._db.close()
+            with self._reading:
+                self._db.close()
         except Exception as error:
             raise _error_for(self.folder, error) from error
 

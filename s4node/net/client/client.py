@@ -58,6 +58,9 @@ class Client:
     ConfigError for an id that begins with ``~`` or has more than 1,024 bytes; streams of a log
     refuse an id that ends in a tab and a number.
 
+    A ``batch`` is for a ``producer`` whose id begins with ``=``: the hash of all the events that it
+    ever sends. Nodes refuse other events under that id, which they remember for a day.
+
     ``credentials`` are for addresses ``tls+tcp://host:port``. The producer's id is then the name in
     the certificate, or begins with it and a ``/``, also if it is random.
     """
@@ -70,6 +73,7 @@ class Client:
         timeout: float = 30.0,
         queue_size: int = 32_768,
         credentials: Credentials | None = None,
+        batch: str = "",
     ) -> None:
         self.addresses = _addresses_of(address, credentials)
         self.producer = _id_of(producer, credentials)
@@ -77,7 +81,7 @@ class Client:
         self.credentials = credentials
         self.timeout = timeout
         self.queue_size = queue_size
-        self._incarnation = tokens.fresh(6)
+        self._incarnation = batch or tokens.fresh(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
         self._emitter = Emitter(
@@ -202,7 +206,8 @@ class Client:
                 self._emitter.remove(routes)
         if outbox.error or not routes.opened:
             reason = outbox.error or await self._unanswered(stranger)
-            raise ConnectionRefused(f"stream {name!r} at {', '.join(self.addresses)}: {reason}")
+            message = f"stream {name!r} at {', '.join(self.addresses)}: {reason}"
+            raise ConnectionRefused(message, routes.refused_as)
         return stream
 
     async def _reach(self) -> None:

@@ -90,6 +90,27 @@ class ClientStream:
         return max(outbox.pending / self._queue_size, outbox.unsettled_bytes / wire.WINDOW_BYTES)
 
     @property
+    def is_durable(self) -> bool:
+        """Return True if an acknowledged event survives the node, as on a durable stream or a
+        log's."""
+        return self._routes.durable
+
+    @property
+    def failed(self) -> bool:
+        """Return True if nothing can be sent any more."""
+        return self.closed or bool(self._outbox.error)
+
+    @property
+    def refused_as(self) -> str:
+        """The kind of a node's refusal that the wire protocol has, or empty."""
+        return self._routes.refused_as
+
+    @property
+    def waiting(self) -> int:
+        """The number of events that were never sent."""
+        return self._outbox.pending
+
+    @property
     def breath(self) -> int:
         """The number of events that may be taken before the next check for room."""
         weight = self._outbox.weight or _BREATHE_BYTES
@@ -117,6 +138,13 @@ class ClientStream:
             self._check_open()
             await self._news.park()
         return lane.known
+
+    async def wait_open(self) -> None:
+        """Wait until the owners of all partitions take events. Raises EventError if one refuses."""
+        while not all(lane.open for lane in self._outbox.lanes):
+            self._check_open()
+            await self._news.park()
+        self._check_open()
 
     async def send(self, event: Any) -> None:
         """Send one event; wait while the queue is full, by events or by bytes.
@@ -151,8 +179,11 @@ class ClientStream:
         if self._unbreathed >= self._breath:
             await self._breathe()
 
-    def read_as(self, type_name: str = "") -> None:
+    def read_as(self, type_name: str = "", *, by_key: bool = False) -> None:
         """Send JSON objects as ``bytes``, which the node reads as its type of this name.
+
+        With ``by_key`` they go to the owners of their keys at once; otherwise one node sends them
+        on, which costs this program less.
 
         Without a name, the stream's only type is used. A stream of a log also accepts
         GenericEvents, and uses them if it has no other type. Raises EventError if there is no such
@@ -168,7 +199,7 @@ class ClientStream:
             raise EventError(f"stream {self.name!r} takes {', '.join(names)}; name one of them")
         for kind in types:
             if kind.name == (type_name or names[0]):
-                self._outbox.declare_json(kind)
+                self._outbox.declare_json(kind, by_key=by_key)
                 return
         raise EventError(f"stream {self.name!r} takes {', '.join(names)}, not {type_name!r}")
 
@@ -291,7 +322,8 @@ class ClientStream:
 
     def warn_unknown(self) -> None:
         """Log that nodes do not know earlier lives of this producer, and other warnings."""
-        if self._routes.all_is_new and not self._warned_new:
+        is_batch = self._producer.startswith(wire.BATCH)
+        if self._routes.all_is_new and not (is_batch or self._warned_new):
             self._warned_new = True
             log.warning(
                 "no earlier life of this producer is known: all its events are new",

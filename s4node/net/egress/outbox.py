@@ -7,6 +7,7 @@ Rules
   numbers begin at 0 as they did then, and events that the earlier life settled are not sent.
 - Routes know the owners of partitions, and bring their answers: positions of lanes, rulings, types
   and partitions of the stream.
+- Texts of JSON are not read, unless they are to go by their keys.
 - Without a key, events go round robin over the partitions; this is decided once, before the first
   send. If the node's key is attributes, events are routed by those, whatever our own key is. If the
   stream has a key that we cannot find, all events go to one lane: its node sends each event on to
@@ -29,6 +30,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
+from s4node.events.declared_types import key_of_texts
 from s4node.events.event import footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
 from s4node.events.routing import KeyRule, Router, key_text, producer_rule
@@ -117,6 +119,7 @@ class Outbox:
         self._router: Router | None = None
         self._rule: KeyRule | None = None
         self._only: Lane | None = None
+        self._texts_by_key = False
         self._why_only: OneLane | None = None  # until the warning was given
         self._incoming: list[Any] = []
         self._weighed = 0  # of the incoming ones; negative: so many went to lanes unweighed
@@ -125,9 +128,11 @@ class Outbox:
 
     # -- for the producer --------------------------------------------------------------------
 
-    def declare_json(self, declaration: TypeDecl) -> None:
-        """Send JsonText from now on, which the node reads as its type ``declaration``."""
+    def declare_json(self, declaration: TypeDecl, *, by_key: bool = False) -> None:
+        """Send JsonText from now on, which the node reads as its type ``declaration``; ``by_key``
+        to the partitions of their keys."""
         self.types.declare_json(declaration)
+        self._texts_by_key = by_key
         if self.answer is not None:
             self._set_routing(self.answer)
             for closed in self.closed:
@@ -434,7 +439,12 @@ class Outbox:
         texts = JsonText in self.types.kinds
         try:
             given = self.types.given
-            rule = None if texts else producer_rule(self._key, given, answer.types, named)
+            if not texts:
+                rule = producer_rule(self._key, given, answer.types, named)
+            elif self._texts_by_key:
+                rule = key_of_texts(self.types.kinds[JsonText].declaration, named)
+            else:
+                rule = None
             if rule is not None:
                 self._rule, self._hasher = rule, hasher or "crc32m"
                 partitioner = Partitioner(len(self.lanes), hasher_named(self._hasher))

@@ -97,6 +97,7 @@ class Routes:
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # routes were added or removed
         self.over = False  # no later life follows
+        self.refused_as = ""  # why a node refuses the producer, if others cannot take it then
         self.leads: frozenset[str] = frozenset()  # inputs to which events may lead
         self._own_id = own_id
         self._lines = {"": 0}  # by origin, in the order of arrival
@@ -434,6 +435,8 @@ class NodeRoute:
         if self._goes_on_without(answer, declared):
             self._declared = ()
             self._wants_hello = True  # with the remaining classes
+        elif (why := answer.headers.get(wire.WHY)) and isinstance(why, str):
+            self.routes.refused_as, box.error = why, answer.error
         elif not any(
             route._hopes for route in self.routes.by_address.values() if route is not self
         ):

@@ -47,6 +47,7 @@ from s4node.net.ingress.producer_life import (
     has_own_id,
     later_life,
     life_of,
+    other_batch,
 )
 from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
@@ -140,6 +141,8 @@ class StreamAdmission:
         for partition in self.stages:
             known = self._life(hello.peer, partition)
             position = told.get(partition, _NOWHERE)
+            if other := other_batch(self.stream, hello, known):
+                return other
             if life_of(hello, position.life, known) is None or (
                 hello.headers.get(wire.NEW)
                 and 0 < known.number < position.life
@@ -176,7 +179,8 @@ class StreamAdmission:
         hello, closings, error = roster.in_layout(said)
         error = error or self.refusal(hello)
         if error:
-            return Greeting(error=error)
+            is_batch = hello.peer.startswith(wire.BATCH)
+            return Greeting((), error, {wire.WHY: wire.OTHER_BATCH} if is_batch else {})
         headers = roster.headers(said, hello, closings, now)
         if headers is None:
             return None
@@ -494,7 +498,8 @@ class StreamAdmission:
         absent = takewhile(lambda lane: lane.seen < before, self._away)
         stale = [lane for lane in absent if self.is_over(lane)]
         for lane in stale:
-            self.remove(lane, forget=not lane.own_id)
+            kept = lane.own_id or lane.producer.startswith(wire.BATCH)
+            self.remove(lane, forget=not kept)
         return len(stale)
 
     def is_over(self, lane: ProducerLane) -> bool:

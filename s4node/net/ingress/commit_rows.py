@@ -11,7 +11,8 @@ Rules
 - If events have a time, a new producer with an id of its own is answered once a commit has it: the
   next owner waits for it, although it may have sent nothing.
 - An end of stream removes a producer's rows. A program without an id of its own is also forgotten
-  after an absence, counted while the partition is here; other programs and tasks never are.
+  after an absence, counted while the partition is here, and a batch after a day; other programs and
+  tasks never are.
 - Refusals that the producer may not know are in the row as well.
 - A commit takes the numbers in the moment in which it takes the state, and only what is written is
   acknowledged.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -70,6 +72,7 @@ class CommitRows(Roster):
     most: int = MAX_KEPT
     layout: int = 0
     _known: dict[tuple[str, int], Known] = field(default_factory=dict)
+    _batches: dict[tuple[str, int], Known] = field(default_factory=dict)  # the oldest first
     _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
     _unsaved: dict[str, set[int]] = field(default_factory=dict)  # partitions, by who waits
     _admission: StreamAdmission = field(init=False)
@@ -92,14 +95,16 @@ class CommitRows(Roster):
         Absences count from now: before, no owner could see the producers.
         """
         for producer, kept in rows.items():
-            self._known[producer, partition] = Known(kept, now, closings.get(producer, ()))
+            known = Known(kept, now, closings.get(producer, ()))
+            self._known_of(producer)[producer, partition] = known
             self._admission.learn(producer)
 
     def revoked(self, partition: int) -> None:
         self.commits.revoked(partition)
         self._forgotten.pop(partition, None)
-        for known in [known for known in self._known if known[1] == partition]:
-            del self._known[known]
+        for every in (self._known, self._batches):
+            for known in [known for known in every if known[1] == partition]:
+                del every[known]
 
     def has_moved(self, partition: int) -> bool:
         """Return True if a commit would write any producers of a partition."""
@@ -186,9 +191,10 @@ class CommitRows(Roster):
     # -- producers ---------------------------------------------------------------------------
 
     def problem(self, hello: wire.Hello) -> str:
-        if self._full(hello.peer):
+        most = wire.MAX_BATCHES if hello.peer.startswith(wire.BATCH) else self.most
+        if self._full(hello.peer, most):
             raise LimitReached(
-                f"stream {self.stream!r}: each of its tasks knows {self.most} producers, the most "
+                f"stream {self.stream!r}: each of its tasks knows {most} producers, the most "
                 f"that are allowed; end the stream of those that never return (ClientStream.end)"
             )
         for position in hello.positions:
@@ -211,14 +217,18 @@ class CommitRows(Roster):
             f"between are lost. Restore the newer state, or begin anew {anew}"
         )
 
-    def _full(self, producer: str) -> bool:
+    def _known_of(self, producer: str) -> dict[tuple[str, int], Known]:
+        """The producers without a lane that are known for as long as this one."""
+        return self._batches if producer.startswith(wire.BATCH) else self._known
+
+    def _full(self, producer: str, most: int) -> bool:
         """Return True if the producer is new and there is no room for another one.
 
         A node without a partition of the stream saves no producers.
         """
         stages = self._admission.stages
-        known = len(self._known) + len(self._admission.lanes)
-        if not stages or known < self.most * len(stages):
+        known = len(self._known_of(producer)) + len(self._admission.lanes)
+        if not stages or known < most * len(stages):
             return False
         return all(self._number(producer, partition) is None for partition in stages)
 
@@ -238,7 +248,7 @@ class CommitRows(Roster):
 
     def _found(self, producer: str, partition: int) -> Known | None:
         """The saved row of a producer without a lane."""
-        known = self._known.get((producer, partition))
+        known = self._known_of(producer).get((producer, partition))
         return known or self._forgotten.get(partition, {}).get(producer)
 
     def row(self, producer: str, partition: int) -> SavedProducer | None:
@@ -310,7 +320,8 @@ class CommitRows(Roster):
         known = self._found(lane.producer, lane.partition)
         if known is not None:
             saved.has_row, saved.closings = True, known.closings
-            if self._known.pop((lane.producer, lane.partition), None) is None:
+            known_of = self._known_of(lane.producer)
+            if known_of.pop((lane.producer, lane.partition), None) is None:
                 del self._forgotten[lane.partition][lane.producer]
                 changed = True  # a running commit may forget it
         if saved.has_row and changed:
@@ -322,10 +333,15 @@ class CommitRows(Roster):
         for (producer, partition), known in list(self._known.items()):
             if known.seen < now - expiry and not known.saved.own_id:
                 self._forget(producer, partition)
+        old = now - max(expiry, wire.BATCH_SECONDS)
+        for producer, partition in list(
+            takewhile(lambda k: self._batches[k].seen < old, self._batches)
+        ):
+            self._forget(producer, partition)
 
     def _forget(self, producer: str, partition: int) -> None:
         """Remove a row with the next commit."""
-        known = self._known.pop((producer, partition), None)
+        known = self._known_of(producer).pop((producer, partition), None)
         if known is not None:
             self._forgotten.setdefault(partition, {})[producer] = known
 
@@ -341,7 +357,7 @@ class CommitRows(Roster):
             if saved.has_row:
                 self._forgotten.setdefault(lane.partition, {})[lane.producer] = known
         elif saved.has_row or lane.own_id:
-            self._known[lane.producer, lane.partition] = known
+            self._known_of(lane.producer)[lane.producer, lane.partition] = known
 
 
 TakenProducers = Mapping[str, TakenLanes]

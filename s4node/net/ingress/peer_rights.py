@@ -17,7 +17,7 @@ from s4node.net.wire import frame as wire
 
 PRODUCE, READ, LOOK, CHANGE, WATCH = REQUESTS = (
     "send events",
-    "read streams",
+    "read streams and state",
     "ask what the log has",
     "create, trim or remove what the log has",
     "ask how a node is",
@@ -44,6 +44,8 @@ _QUESTIONS = {
     "sink.abort": PRODUCE,
     "sink.end": PRODUCE,
     "node.status": WATCH,
+    "state.key": READ,
+    "state.page": READ,
 }
 """The requests that are questions; all others are changes."""
 

@@ -32,7 +32,9 @@ def fence_of(hello: wire.Hello) -> int:
 
 
 def has_own_id(hello: wire.Hello) -> bool:
-    """Return True if later lives of the producer use the same id."""
+    """Return True if later lives of the producer use the same id, for ever."""
+    if hello.peer.startswith(wire.BATCH):
+        return False
     return hello.peer.startswith(wire.TASK) or bool(hello.headers.get(wire.OWN_ID))
 
 
@@ -57,6 +59,13 @@ def task_of(producer: str) -> tuple[str, str]:
         return "", ""
     task, _, life = producer.partition("#")
     return task, life
+
+
+def other_batch(stream: str, hello: wire.Hello, known: Life) -> str:
+    """The reason to refuse a batch whose id has another one; empty if it may be sent."""
+    if not hello.peer.startswith(wire.BATCH) or known.incarnation in ("", hello.incarnation):
+        return ""
+    return f"stream {stream!r}: the batch {hello.peer!r} has other events; give these another id"
 
 
 def later_life(stream: str, hello: wire.Hello, known: Life) -> str:

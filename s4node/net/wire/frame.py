@@ -76,6 +76,16 @@ UNASKED = "unasked"
 TASK = "~"
 """The first character of the producer ids of tasks, and of no others."""
 
+BATCH = "="
+"""The first character of the ids of producers that send one batch of events, and maybe again. Their
+incarnation is a hash of the batch, and a node refuses another one."""
+
+BATCH_SECONDS = 86_400.0
+"""Seconds for which a node remembers a batch at least."""
+
+MAX_BATCHES = 1_000_000
+"""The batches that a partition of a durable stream, or a stream of a log, remembers."""
+
 MAX_PRODUCER_BYTES = 1024
 """The longest id of a producer, in bytes of UTF-8: it is in every frame and saved in commits."""
 
@@ -93,6 +103,13 @@ MAX_LIVES = 16
 
 DURABLE = "durable"
 """Header of a node's hello: settled events of the stream are committed, and survive the node."""
+
+WHY = "why"
+"""Header of a node's hello that refuses a producer, whatever other nodes answer: ``OTHER_BATCH`` or
+``LIMIT``."""
+
+OTHER_BATCH, LIMIT = "batch", "limit"
+"""The producer's id has sent another batch; the node can take no more producers for now."""
 
 NEW = "new"
 """Header of a producer's hello: its id may have had earlier lives, whose events it has not."""

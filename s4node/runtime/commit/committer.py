@@ -113,6 +113,11 @@ class Committer:
         if self._context.store is not None:
             self._context.store.close()
 
+    @property
+    def owned(self) -> Mapping[int, TaskCommits]:
+        """The commits of the tasks that this container owns, by partition."""
+        return self._tasks
+
     def add(self, commits: TaskCommits) -> None:
         """Write the commits of one more task, which this container owns."""
         self._tasks[commits.task.partition] = commits

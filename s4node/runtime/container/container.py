@@ -53,6 +53,7 @@ from s4node.runtime.container.durable_parts import DurableParts, check_live, kin
 from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, listeners_of
+from s4node.runtime.container.state_answers import StateAnswers
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import JobModel, model_of
@@ -306,6 +307,14 @@ class Container:
         self._closing = self._lifecycle.closes("on_close", self._close_app)
         await parts.outputs.start(nursery)
         await self.replay.start(nursery, self.enrolment)
+        self.router.state = StateAnswers(
+            self.replay.committer.owned,
+            self.partitioner.partitions,
+            hasher_named(self.config[settings.HASHER]),
+            nursery,
+            self.listener.waker,
+            keeps=self.replay.keeps,
+        )
         if self.enrolment is not None:
             await self._open(nursery)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -33,6 +34,8 @@ log = get_logger("s4node.runtime")
 
 class NoCommits:
     """The commits of tasks that keep no state: there are none."""
+
+    owned: Mapping[int, Any] = MappingProxyType({})
 
     def commit(self, task: Task) -> bool:  # noqa: ARG002
         return False

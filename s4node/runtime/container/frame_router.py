@@ -21,6 +21,7 @@ from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.wire import frame as wire
 from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.container.state_answers import StateAnswers
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.subscribers import Subscribers
@@ -68,6 +69,7 @@ class FrameRouter:
             )
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""
+        self.state: StateAnswers | None = None
         self._node = node
         self._drain_frame = b""
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
@@ -126,6 +128,8 @@ class FrameRouter:
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         header = frame.header
         if self.status is not None and self.status.on_frame(header, connection):
+            return
+        if self.state is not None and self.state.on_frame(header, connection):
             return
         if self.log is not None and self.log.on_frame(frame, connection):
             if self._drain_frame and isinstance(header, wire.Hello):

@@ -44,6 +44,8 @@ from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
 
+_NO_HEADERS: wire.Headers = {}
+
 
 class _Waiting(NamedTuple):
     """A hello whose answer waits for commits. There is none yet if it must be handled again."""
@@ -178,7 +180,7 @@ class Ports:
         try:
             answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
         except LimitReached as reached:
-            return self._refusal(hello, connection.limited(str(reached)))
+            return self._refusal(hello, connection.limited(str(reached)), {wire.WHY: wire.LIMIT})
         if answer is None:
             connection.takes_over(before, hello)
             self._waiting.append(_Waiting(hello, connection, None))
@@ -228,13 +230,15 @@ class Ports:
         rosters = (port.admission.roster for port in self._all)
         return [each for each in rosters if isinstance(each, CommitRows)]
 
-    def _refusal(self, hello: wire.Hello, reason: str) -> wire.Hello:
+    def _refusal(
+        self, hello: wire.Hello, reason: str, headers: wire.Headers = _NO_HEADERS
+    ) -> wire.Hello:
         return wire.Hello(
             self._node,
             self._incarnation,
             hello.stream,
             error=reason,
-            headers={wire.PRODUCER: hello.peer},
+            headers={wire.PRODUCER: hello.peer, **headers},
         )
 
     def announce(self) -> None:

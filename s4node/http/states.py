@@ -1,0 +1,135 @@
+"""The state of keys, as the owners of their tasks have it in their last commits.
+
+Rules
+- The containers of the app are asked at their addresses, all at the same time for a key: only its
+  owner knows it. A page of keys begins with the first task; its cursor names a task and a row.
+- 404: there is no such app, PE, store or key. 409: the app saves no state. 503: no container has
+  the task now, or it is busy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from s4node import threads
+from s4node.errors import S4Error
+from s4node.http.bodies import try_again
+from s4node.http.messages import JSON, Answer, Request
+from s4node.http.monitor import Watched
+from s4node.net.certificates.credentials import Credentials
+from s4node.net.transport import probe
+from s4node.net.wire import frame as wire
+from s4node.state.questions import KEY, MOST_ROWS, NO_KEY, NO_STATE, NO_TABLE, NOT_HERE, PAGE
+
+_SECONDS = 10.0
+_MOST_BYTES = 4 << 20
+_AWAY = "the owner does not answer"
+
+
+class States:
+    """Answers for the apps of what is ``watched``."""
+
+    def __init__(self, watched: Watched, credentials: Credentials | None) -> None:
+        self._watched = watched
+        self._credentials = credentials
+        self._threads = trio.CapacityLimiter(16)
+
+    async def key(self, request: Request) -> Answer:
+        """Everything that the app has saved of a key."""
+        owners = await self._owners(request)
+        if isinstance(owners, Answer):
+            return owners
+        asked = {"name": request.parameters["pe"], "key": request.parameters["key"]}
+        found: list[dict[str, Any] | str] = []
+
+        async def ask(address: str) -> None:
+            found.append(await self._ask(address, KEY, asked))
+
+        async with trio.open_nursery() as nursery:
+            for address in {each for each in owners if each}:
+                nursery.start_soon(ask, address)
+        for values in found:
+            if isinstance(values, dict):
+                text = f'{values["text"][:-1]},"commit":{values["commit"]}}}'
+                return Answer(200, text, JSON)
+        problems = [each for each in found if isinstance(each, str)]
+        ranked = sorted(problems, key=lambda each: (each == NOT_HERE, each == _AWAY))
+        return _refusal(ranked[0] if ranked else NOT_HERE)
+
+    async def keys(self, request: Request) -> Answer:
+        """A page of the keys of a PE or store."""
+        owners = await self._owners(request)
+        if isinstance(owners, Answer):
+            return owners
+        try:
+            limit = int(request.query.get("limit", "100"))
+            at, _, row = request.query.get("after", "").partition(".")
+            task = int(at or 0)
+            bytes.fromhex(row)
+        except ValueError:
+            limit = task = -1
+        if not (1 <= limit <= MOST_ROWS and 0 <= task < max(1, len(owners))):
+            return Answer(400, f"limit is 1 to {MOST_ROWS}, and after is that of the page before\n")
+        rows: list[str] = []
+        commits: list[str] = []
+        size, known = 0, not owners
+        while task < len(owners):
+            asked = {"name": request.parameters["pe"], "task": task, "after": row}
+            values = await self._ask(owners[task], PAGE, {**asked, "most": limit - len(rows)})
+            if isinstance(values, dict):
+                known = True
+                rows += values["rows"]
+                commits.append(values["commit"])
+                size += sum(map(len, values["rows"]))
+                row = values["after"]
+            elif not values.startswith(NO_TABLE) or (task == len(owners) - 1 and not known):
+                return _refusal(values)
+            if not row:
+                task += 1
+            if len(rows) == limit or size > _MOST_BYTES:
+                break
+        after = f"{task}.{row}" if task < len(owners) else ""
+        text = f'{{"keys":[{",".join(rows)}],"commits":[{",".join(commits)}],"after":"{after}"}}'
+        return Answer(200, text, JSON)
+
+    async def _owners(self, request: Request) -> list[str] | Answer:
+        app = request.parameters["app"]
+        try:
+            owners = await self._watched.owners(app)
+        except S4Error as error:
+            return try_again(503, str(error))
+        return Answer(404, f"there is no app {app!r}\n") if owners is None else owners
+
+    async def _ask(
+        self, address: str, question: str, asked: dict[str, Any]
+    ) -> dict[str, Any] | str:
+        """The values of a container's answer, or the error."""
+        if not address:
+            return NOT_HERE
+        try:
+            with trio.fail_after(_SECONDS):
+                answer = await threads.run_sync(
+                    probe.ask,
+                    address,
+                    question,
+                    asked,
+                    _SECONDS,
+                    self._credentials,
+                    abandon_on_cancel=True,
+                    limiter=self._threads,
+                )
+        except (OSError, TimeoutError, trio.TooSlowError, S4Error):
+            return _AWAY
+        if not isinstance(answer, wire.Answer):
+            return _AWAY
+        return answer.error or answer.values
+
+
+def _refusal(problem: str) -> Answer:
+    if problem == NO_STATE:
+        return Answer(409, "the app saves no state\n")
+    if problem == NO_KEY or problem.startswith(NO_TABLE):
+        return Answer(404, f"{problem}\n")
+    return try_again(503, problem)
