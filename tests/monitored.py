@@ -65,7 +65,7 @@ async def told(url: str, body: object = None, **headers: str) -> Told:
         except urllib.error.HTTPError as error:
             return Told(error.code, error.read().decode(), error.headers)
 
-    return await trio.to_thread.run_sync(ask)
+    return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
 
 
 async def get(url: str) -> tuple[int, str]:
@@ -76,14 +76,15 @@ async def get(url: str) -> tuple[int, str]:
 class Monitored:
     """A node, and the base of its URLs."""
 
-    def __init__(self, process: NodeProcess, base: str, folder: Path) -> None:
+    def __init__(self, process: NodeProcess, url: str, folder: Path, name: str) -> None:
         self.process = process
-        self._base = base
+        self.url = url
+        self.name = name
         self._folder = folder
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and text at a path."""
-        return await get(self._base + path)
+        return await get(self.url + path)
 
     async def value(self, name: str, /, **labels: str) -> float | None:
         """The value of a sample at /metrics."""
@@ -146,4 +147,4 @@ async def monitored(folder: Path, name: str = "one") -> AsyncIterator[Monitored]
     options = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
     command = ("node", "shop", "--name", name, "--folder", folder / "s4", *options)
     async with s4_process(*command, cwd=folder) as process:
-        yield Monitored(process, f"http://127.0.0.1:{port}", folder)
+        yield Monitored(process, f"http://127.0.0.1:{port}", folder, name)

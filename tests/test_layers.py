@@ -100,10 +100,10 @@ PURE_MODULES = {
         "checkpoint cuts deaths input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
-    "state": "key_encoding questions remote_log rows",
+    "state": "key_encoding remote_log rows",
     "state.standby": "position",
     "savepoints": "manifest",
-    "net.wire": "body frame start",
+    "net.wire": "body frame start state_questions",
     "net.certificates": "identity",
     "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
@@ -141,7 +141,7 @@ PURE_MODULES = {
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "monitoring": "exposition totals why",
-    "http": "bodies browsers messages routes",
+    "http": "bodies browsers messages openapi routes",
     "cli.render": "diagram mermaid",
     "spark": "positions",
     "spark.history": "stages",

@@ -663,6 +663,14 @@ HTTP_ADDRESS = Setting(
     belongs_to="node",
 )
 
+HTTP_TOKENS = Setting(
+    _METRICS, "s4.http.tokens", "", kinds.TEXT,
+    "A file of tokens for programs without a certificate that come over HTTP: in each line a role "
+    "(producer, reader or operator), a name, and a token of at least 32 characters. Only the "
+    "node's user may read it, and s4.http.address has to be one with TLS. Empty means none.",
+    belongs_to="node",
+)
+
 _LOGGER = "Logging"
 
 LOGGER_LEVEL = Setting(

@@ -97,7 +97,7 @@ def _object_of(declared: TypeDecl) -> Any:
         return dict[str, Any]
     try:
         return _struct(declared, _of_text)
-    except TypeError:  # a union that msgspec cannot tell apart without its classes
+    except TypeError:  # a union whose classes msgspec would need
         return _struct(declared, lambda _: Any)
 
 

@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,6 +22,8 @@ from s4node.http.messages import JSON, Answer, Request
 
 NDJSON = "application/x-ndjson"
 _SHOWN = 100
+_BOM = b"\xef\xbb\xbf"
+"""The mark that editors on Windows write first."""
 
 _one = msgspec.json.Decoder(msgspec.Raw)
 _all = msgspec.json.Decoder(list[msgspec.Raw])
@@ -46,7 +47,7 @@ class Found(NamedTuple):
 def events_in(request: Request) -> Found | Answer:
     """The events of a request, whose texts are whole values of JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = request.body.removeprefix(codecs.BOM_UTF8)
+    body = request.body.removeprefix(_BOM)
     if kind == JSON:
         return _in_json(body.strip())
     if kind == NDJSON:

@@ -104,7 +104,7 @@ class Conversation:
 
     def body(self) -> bytes | None:
         """The body of the request, once all of it has come; raises Unreadable."""
-        if self._h11.their_state is h11.DONE:
+        if self._is_read:
             return b""
         while True:
             event = self._next()
@@ -128,12 +128,17 @@ class Conversation:
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
         if answer.parts is None:
             headers.append(("Content-Length", str(len(data))))
-        if self._h11.their_state is not h11.DONE:
+        if not self._is_read:
             headers.append(("Connection", "close"))
         head = self._h11.send(h11.Response(status_code=answer.status, headers=headers)) or b""
         if answer.parts is not None:
             return head
         return head + (b"" if self._is_head else self.part(data)) + self.last_part()
+
+    @property
+    def _is_read(self) -> bool:
+        """True if all of the request has been read."""
+        return self._h11.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 
     def part(self, data: bytes) -> bytes:
         return self._h11.send(h11.Data(data=data)) or b""

@@ -129,20 +129,20 @@ class WatchedProcess:
         return [] if running is not None and running.address else ["the app is starting"]
 
     async def snapshot(self) -> Snapshot:
-        return await of_process(self._found(), self._ask)
+        return await of_process(self._known(), self._ask)
 
     async def reports(self) -> list[ContainerReport]:
-        running = self._found()
+        running = self._known()
         node = NodeInfo(running.node, "", running.pid, "", running.address)
         status = await ask_status(node, self._credentials, _STATUS_SECONDS)
         (one,), counted = status.containers, status.statistics
         return [ContainerReport(1, one, counted[0] if counted else None, [], None)]
 
     async def owners(self, app: str) -> list[str] | None:
-        running = self._found()
+        running = self._known()
         return [running.address] * running.partitions if app == running.app else None
 
-    def _found(self) -> Running:
+    def _known(self) -> Running:
         running = self._running()
         if running is None:
             raise NodeUnreachable("the app is starting")

@@ -19,7 +19,7 @@ import trio
 from s4node.errors import ConnectionRefused, DecodeError, S4Error
 from s4node.http.bodies import try_again
 from s4node.http.messages import EVENTS, Answer, Request
-from s4node.http.sending import AWAY, Reach, not_opened
+from s4node.http.sending import AWAY, Reach
 from s4node.logger import get_logger
 from s4node.net.client.subscription import Subscription
 
@@ -51,7 +51,7 @@ class _Reader:
         self.news.set()
 
     async def next_part(self) -> bytes:
-        """What has come, or an empty line after some time."""
+        """All that has come, or an empty line after some time."""
         with trio.move_on_after(_QUIET_SECONDS):
             await self.news.wait()
         self.news = trio.Event()
@@ -90,10 +90,12 @@ class Reading:
                     addresses, name, timeout=_OPEN_SECONDS, credentials=credentials
                 )
                 try:
-                    await self._nursery.start(self._read, events)
+                    await self._nursery.start(self._subscribed, events)
                 except ConnectionRefused as error:
                     del self._opening[name]
-                    return not_opened(error)
+                    if "no answer within" in str(error):
+                        return try_again(503, AWAY)
+                    return Answer(404, f"{error}\n")
             reader = _Reader()
             self._readers[name].add(reader)
         return Answer(200, "", EVENTS, parts=self._parts(name, reader))
@@ -106,7 +108,7 @@ class Reading:
             readers = self._readers.get(name, set())
             readers.discard(reader)
 
-    async def _read(self, events: Subscription, task_status: trio.TaskStatus[None]) -> None:
+    async def _subscribed(self, events: Subscription, task_status: trio.TaskStatus[None]) -> None:
         name = events.stream
         async with events:
             readers = self._readers[name] = set()

@@ -37,6 +37,7 @@ ROUTES = (
     Route("GET", "/streams/{stream}", "read", READ, "the events of a stream from now on"),
     Route("GET", "/state/{app}/{pe}/{key}", "key", READ, "the state of a key, as of a commit"),
     Route("GET", "/state/{app}/{pe}", "keys", READ, "the keys of a PE or store, page by page"),
+    Route("GET", "/openapi.json", "description", "", "this description of all paths"),
     Route("GET", "/", "page", "", "a page that shows the cluster"),
     Route("GET", "/{file}", "page", "", "a file of the page"),
 )

@@ -79,7 +79,7 @@ class Sending:
         try:
             sender = await self._opened(request.parameters["stream"], *batch)
         except ConnectionRefused as error:
-            return not_opened(error)
+            return _not_opened(error)
         if sender is None:
             return bodies.try_again(503, AWAY)
         answer = await _sent(sender, request, found, has_key=bool(key))
@@ -95,7 +95,7 @@ class Sending:
         idle = self._idle.get(name, [])
         while idle and not batch:
             sender = idle.pop()
-            if not sender.stream.failed:
+            if not sender.stream.is_failed:
                 return sender
             sender.over.set()
         addresses = self._reach.addresses()
@@ -157,7 +157,7 @@ async def _settled(stream: ClientStream, count: int) -> Answer:
             refusals = await stream.flush()
         if refusals is not None:
             break
-        if stream.waiting == count:
+        if stream.unsent_events == count:
             return bodies.try_again(429, "the stream is full: nothing was taken")
     else:
         return _unknown(stream)
@@ -177,19 +177,20 @@ def _unknown(stream: ClientStream) -> Answer:
     )
 
 
-def not_opened(error: ConnectionRefused) -> Answer:
+def _not_opened(error: ConnectionRefused) -> Answer:
     """The answer if a stream cannot be opened."""
     text = str(error)
-    if error.refused_as:
+    if error.refused_as or "no answer within" not in text:
         return _refused_as(error.refused_as, text)
-    if "no answer within" in text:
-        return bodies.try_again(503, AWAY)
-    return Answer(404, f"{text}\n")
+    return bodies.try_again(503, AWAY)
 
 
 def _refused_as(kind: str, text: str) -> Answer:
-    if kind == wire.OTHER_BATCH:
-        return Answer(422, "the Idempotency-Key was used for other events\n")
-    if kind == wire.LIMIT:
-        return bodies.try_again(429, text, 60)
-    return Answer(422, f"{text}\n")
+    match kind:
+        case wire.NO_STREAM:
+            return Answer(404, f"{text}\n")
+        case wire.OTHER_BATCH:
+            return Answer(422, "the Idempotency-Key was used for other events\n")
+        case wire.LIMIT:
+            return bodies.try_again(429, text, 60)
+    return bodies.try_again(504, text)  # another request with the same key may be under way

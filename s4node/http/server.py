@@ -27,6 +27,7 @@ from collections.abc import (
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from socket import gethostname
+from urllib.parse import urlsplit
 
 import trio
 
@@ -37,6 +38,7 @@ from s4node.forks import closed_in_forks
 from s4node.http.browsers import refusal
 from s4node.http.messages import Answer, Conversation, Request, Unreadable
 from s4node.http.routes import KNOWN, Route, found
+from s4node.http.tokens import Tokens
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials, is_tls, missing
 from s4node.net.certificates.identity import NODE, ROLES
@@ -95,7 +97,13 @@ class HttpServer:
                 f"need a certificate; use tls+tcp:// with s4.tls.certificate (see s4 certs), "
                 f"127.0.0.1, or set s4.access = open: then any program may do here what a node may"
             )
-        advertised = config[settings.LISTENER_ADVERTISE]
+        self._tokens = Tokens(config)
+        if self._tokens and self._credentials is None:
+            raise ConfigError(
+                f"{settings.HTTP_TOKENS.name} is set, and s4.http.address = {self.address!r} has "
+                f"no TLS: anybody on the way could read tokens; use tls+tcp://"
+            )
+        advertised = urlsplit(f"//{config[settings.LISTENER_ADVERTISE]}").hostname or ""
         names = {"localhost", gethostname(), host, advertised}
         self._names = frozenset(each.lower() for each in names if each)
         self._listeners: Sequence[trio.SocketListener] = ()
@@ -188,7 +196,7 @@ class HttpServer:
                 request = await _head(stream, conversation)
             if request is None:
                 return False
-            answer = await self._answer(request, stream, conversation)
+            answer = await self._answered(request, stream, conversation)
         except Unreadable as error:
             answer = error.answer
         if answer.parts is not None:
@@ -236,7 +244,7 @@ class HttpServer:
             finally:
                 self._waiting.pop(scope, None)
 
-    async def _answer(
+    async def _answered(
         self, request: Request, stream: trio.abc.Stream, conversation: Conversation
     ) -> Answer:
         """The answer to a request whose head has come; raises Unreadable."""
@@ -247,9 +255,10 @@ class HttpServer:
         if isinstance(place, Answer):
             return place
         route, parameters = place
-        caller, problem = self._caller(stream, route)
+        caller, problem = self._caller(stream, request, route)
         if problem and route.right:
-            return Answer(403, f"{problem}\n")
+            asks = () if caller or not self._tokens else (("WWW-Authenticate", "Bearer"),)
+            return Answer(401 if asks else 403, f"{problem}\n", headers=asks)
         if route.method == "POST":
             body = await self._body(stream, conversation)
             request = replace(request, body=body)
@@ -261,14 +270,20 @@ class HttpServer:
     def _known_names(self) -> frozenset[str]:
         return self._names | (self._credentials.hosts if self._credentials else frozenset())
 
-    def _caller(self, stream: trio.abc.Stream, route: Route) -> tuple[str, str]:
-        """The name of the peer, and why it may not ask for a route; both empty without TLS."""
+    def _caller(self, stream: trio.abc.Stream, request: Request, route: Route) -> tuple[str, str]:
+        """Who the peer is, and why it may not ask for a route; both empty without TLS."""
         if self._credentials is None:
             return "", ""
+        authorization = request.headers.get("authorization")
+        if authorization is not None and self._tokens:
+            role, name = self._tokens.holder(authorization)
+            who = role and f"{role}/{name}"
+            return who, _unable(who, role, route.right) if role else "this is no token of a peer"
         assert isinstance(stream, trio.SSLStream)
         certificate = stream.getpeercert()
         if not certificate:
-            return "", "this needs a certificate of a member of the cluster"
+            or_token = " or a token" if self._tokens else ""
+            return "", f"this needs a certificate of a member of the cluster{or_token}"
         try:
             peer = self._credentials.holder_of(certificate)
         except ValueError as error:
@@ -276,7 +291,8 @@ class HttpServer:
         problem = unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
         if problem:
             return "", problem
-        return peer.name, _unable(str(peer), peer.roles[self._cluster], route.right)
+        role = peer.roles[self._cluster]
+        return f"{role}/{peer.name}", _unable(str(peer), role, route.right)
 
     async def _body(self, stream: trio.abc.Stream, conversation: Conversation) -> bytes:
         """The body of a request; raises Unreadable if it does not come, or is too large."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.running import Running
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.http.messages import Answer, Request
+from s4node.http.messages import JSON, Answer, Request
 from s4node.http.monitor import Monitor, Watched, WatchedNode, WatchedProcess
+from s4node.http.openapi import description
 from s4node.http.reading import Reading
 from s4node.http.routes import nothing_here
 from s4node.http.sending import Reach, Sending
@@ -28,14 +31,18 @@ _TYPES = {
 
 
 class Files:
-    """The files of the page."""
+    """The files of the page, and the description of all paths."""
 
     def __init__(self) -> None:
+        self._description = Answer(200, msgspec.json.encode(description()), JSON)
         self._answers = {
             file.name: Answer(200, file.read_bytes(), _TYPES[file.suffix])
             for file in _PAGE.iterdir()
             if file.suffix in _TYPES
         }
+
+    async def description(self, _: Request) -> Answer:
+        return self._description
 
     async def answer(self, request: Request) -> Answer:
         name = request.parameters.get("file", "index.html")
@@ -73,6 +80,7 @@ def _server(config: Config, watched: Watched, reach: Reach) -> HttpServer:
         "metrics": monitor.metrics,
         "status": monitor.status,
         "why": monitor.why,
+        "description": files.description,
         "page": files.answer,
         "send": sending.post,
         "read": reading.subscribe,

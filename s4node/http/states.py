@@ -21,7 +21,15 @@ from s4node.http.monitor import Watched
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport import probe
 from s4node.net.wire import frame as wire
-from s4node.state.questions import KEY, MOST_ROWS, NO_KEY, NO_STATE, NO_TABLE, NOT_HERE, PAGE
+from s4node.net.wire.state_questions import (
+    KEY,
+    MOST_ROWS,
+    NO_KEY,
+    NO_STATE,
+    NO_TABLE,
+    NOT_HERE,
+    PAGE,
+)
 
 _SECONDS = 10.0
 _MOST_BYTES = 4 << 20

@@ -14,13 +14,56 @@ import msgspec
 from s4node import clocks
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import key_encoding
-from s4node.state.committed import Committed
 from s4node.state.key_value_store import in_time
 from s4node.state.pe_store import place_of
-from s4node.state.rows import PREFIX_BYTES, prefix
+from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
 from s4node.state.task_state import TaskState
 
 _decode = msgspec.msgpack.Decoder().decode
+
+
+class Committed:
+    """The rows of a snapshot that is ``held``; they are read as those of a Database."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self._held = held
+
+    def get(self, row: bytes) -> bytes | None:
+        for found, value in self._from(row):
+            return value if found == row else None
+        return None
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows from ``start`` to before ``end``, in order."""
+        for row, value in self._from(start):
+            if row >= end:
+                return
+            yield row, value
+
+    def table(self, number: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """The rows of a table after one of them, by key group."""
+        table = number.to_bytes(2, "big")
+        start = after + b"\x00" if after else prefix(0, number)
+        while start:
+            last, start = start, b""
+            for row, value in self._from(last):
+                if row[2:PREFIX_BYTES] == table:
+                    yield row, value
+                    continue
+                group = int.from_bytes(row[:2], "big") + (row[2:PREFIX_BYTES] > table)
+                start = prefix(group, number) if group <= TASK_GROUP else b""
+                break
+
+    def _from(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        it = self._held[0].iter()
+        try:
+            it.seek(start)
+            while it.valid():
+                yield it.key(), it.value()
+                it.next()
+            it.status()
+        finally:
+            del it  # which keeps the database open
 
 
 class StateReader:

@@ -47,7 +47,6 @@ from s4node import clocks, disk, threads
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.open_files import opened
-from s4node.state.committed import Committed
 from s4node.state.rows import META, PREFIX_BYTES, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"
@@ -176,8 +175,9 @@ class Database:
             return self._again(error, lambda: self._db.get(rows))  # type: ignore[arg-type,return-value]
 
     @contextmanager
-    def committed(self, seconds: float) -> Iterator[Committed]:
-        """The rows as of the last commit, for a block that may be in any thread.
+    def committed(self, seconds: float) -> Iterator[list[Any]]:
+        """A snapshot of RocksDB with the last commit, for a block that may be in any thread; in a
+        list, from which it is taken at the end.
 
         Closing waits for the block, so keep it short. Raises StateError if a commit is being
         written for longer than ``seconds``.
@@ -185,17 +185,21 @@ class Database:
         until = clocks.steady() + seconds
         while True:
             with self._reading, self._translated():
-                rows = Committed(self._db.snapshot())
-                if rows.get(_PIECES_ROW) is None:
-                    try:
-                        yield rows
-                    finally:
-                        rows.close()
-                    return
-                rows.close()
+                held = [self._db.snapshot()]
+                try:
+                    if self._has_no_pieces(held[0]):
+                        yield held
+                        return
+                finally:
+                    held.clear()  # which keeps the database open
             if clocks.steady() > until:
                 raise StateError("a commit is being written; ask again in some seconds")
             threads.pause(_LOOK_SECONDS)
+
+    def _has_no_pieces(self, snapshot: Any) -> bool:
+        it = snapshot.iter()
+        it.seek(_PIECES_ROW)
+        return not (it.valid() and it.key() == _PIECES_ROW)
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows from ``start`` to before ``end``, in order.

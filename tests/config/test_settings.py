@@ -96,6 +96,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("metrics.reporter.interval", "60000"),
         ("metrics.reporter.jsonl.file", ""),
         ("s4.http.address", ""),
+        ("s4.http.tokens", ""),
         ("s4.logger_level", "info"),
         ("s4.logger_format", "auto"),
     ]
@@ -157,6 +158,7 @@ def test_an_app_has_no_settings_of_machines_nodes_and_processes() -> None:
     assert [name for name in found["node"] if not name.startswith(parts)] == [
         "s4.node.zone",
         "s4.http.address",
+        "s4.http.tokens",
         "s4.logger_format",
     ]
     assert found["machine"] == ["s4.state.folder", "metrics.reporter.jsonl.file"]

@@ -38,7 +38,14 @@ async def broken(_: Request) -> Answer:
     raise ZeroDivisionError
 
 
-ANSWERS = {"live": alive, "ready": lacking, "status": secret, "why": broken}
+ANSWERS = {
+    "live": alive,
+    "ready": lacking,
+    "status": secret,
+    "why": broken,
+    "send": secret,
+    "key": secret,
+}
 
 
 @asynccontextmanager
@@ -149,6 +156,41 @@ async def test_a_body_without_end_is_not_read() -> None:
         await stream.send_all(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
         answer = await rest_of(stream)
     assert status_of(answer) == 200
+
+
+POST = b"POST /streams/clicks HTTP/1.1\r\nHost: localhost\r\n"
+
+
+async def test_bodies_without_end_are_ended_and_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as server:
+        async with await connected(server) as endless:
+            await endless.send_all(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+            sent = 0
+            try:
+                while sent < 10 << 30:
+                    await endless.send_all(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                    sent += 65536
+            except trio.BrokenResourceError:
+                pass
+            assert sent < 10 << 30  # it is read on for a second, so that the answer arrives
+        large = await said(server, POST + b"Content-Length: 9000000\r\n\r\n" + b"x" * 9_000_000)
+        assert status_of(large) == 413
+        slow = [await connected(server) for _ in range(60)]  # together more than may be kept
+        for stream in slow:
+            await stream.send_all(POST + b"Content-Length: 8000000\r\n\r\n" + b"x" * (1 << 20))
+        small = POST + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n{}"
+        answer = await said(server, small)
+        assert answer.startswith(b"HTTP/1.1 100")
+        assert b"HTTP/1.1 200" in answer
+        assert sum(each.body_bytes for each in server._waiting.values()) <= 33 << 20
+        for stream in slow:
+            await trio.aclose_forcefully(stream)
+        monkeypatch.setattr("s4node.http.server._BODY_SECONDS", 0.2)
+        async with await connected(server) as stream:
+            await stream.send_all(POST + b"Content-Length: 2\r\n\r\n{")
+            assert status_of(await rest_of(stream)) == 408
 
 
 async def test_silent_connections_make_room() -> None:
@@ -288,7 +330,12 @@ async def test_a_taken_address_is_named() -> None:
 
 
 async def asked(
-    server: HttpServer, files: Mapping[str, str] | None, issuer: Issuer, path: str = "/status"
+    server: HttpServer,
+    files: Mapping[str, str] | None,
+    issuer: Issuer,
+    path: str = "/status",
+    *headers: str,
+    method: str = "GET",
 ) -> bytes:
     """What the server says to a peer with these certificates, or none."""
     context = ssl.create_default_context(cafile=str(issuer.folder / "authority.pem"))
@@ -297,7 +344,8 @@ async def asked(
         context.load_cert_chain(files["s4.tls.certificate"], files["s4.tls.key"])
     stream = trio.SSLStream(await connected(server), context, https_compatible=True)
     async with stream:
-        await stream.send_all(get(path, "Connection: close"))
+        text = get(path, "Connection: close", *headers)
+        await stream.send_all(text.replace(b"GET", method.encode(), 1))
         return await rest_of(stream)
 
 
@@ -321,3 +369,96 @@ async def test_without_a_certificate_a_peer_learns_only_whether_the_node_lives(
             assert status_of(answer) == 503
             assert b"shop" not in answer
         assert isinstance(Credentials.configured(Config.from_values(node)), Credentials)
+
+
+STATE, SEND = ("GET", "/state/app/Pe/key"), ("POST", "/streams/clicks")
+
+
+@pytest.mark.parametrize(
+    ("role", "may"),
+    [
+        ("producer", {SEND}),
+        ("reader", {STATE}),
+        ("operator", {SEND, STATE}),
+        ("node", {SEND, STATE}),
+    ],
+)
+async def test_a_certificate_may_do_over_http_what_its_role_may(
+    tmp_path: Path, role: str, may: set[tuple[str, str]]
+) -> None:
+    issuer = Issuer(tmp_path)
+    node = issuer.node()
+    async with serving("tls+tcp://127.0.0.1:0", **node) as server:
+        files = issuer.files(f"s4://default/{role}/somebody")
+        for method, path in (STATE, SEND):
+            answer = await asked(server, files, issuer, path, method=method)
+            assert status_of(answer) == (200 if (method, path) in may else 403)
+
+
+TOKENS = {role: role[0] * 32 for role in ("producer", "reader", "operator")}
+
+
+def tokens_in(folder: Path, text: str = "", mode: int = 0o600) -> str:
+    file = folder / "tokens"
+    lines = [f"{role} some-{role} {token}" for role, token in TOKENS.items()]
+    file.write_text(text or "\n".join(["# the shop's", "", *lines]))
+    file.chmod(mode)
+    return str(file)
+
+
+async def test_a_token_may_do_what_its_role_may_and_a_removed_one_nothing(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    node = {**issuer.node(), "s4.http.tokens": tokens_in(tmp_path)}
+    async with serving("tls+tcp://127.0.0.1:0", **node) as server:
+
+        async def status(token: str, method: str, path: str) -> int:
+            header = f"Authorization: Bearer {token}"
+            return status_of(await asked(server, None, issuer, path, header, method=method))
+
+        may = {"producer": {SEND}, "reader": {STATE}, "operator": {SEND, STATE}}
+        for role, token in TOKENS.items():
+            for place in (STATE, SEND):
+                assert await status(token, *place) == (200 if place in may[role] else 403)
+        assert await status("x" * 32, *STATE) == 401
+        assert await status("r" * 31, *STATE) == 401
+        answer = await asked(server, None, issuer, f"{STATE[1]}?token={TOKENS['reader']}")
+        assert status_of(answer) == 401
+        assert b"WWW-Authenticate: Bearer" in answer
+        tokens_in(tmp_path, f"reader other {'o' * 32}")
+        assert await status(TOKENS["reader"], *STATE) == 401
+        assert await status("o" * 32, *STATE) == 200
+        tokens_in(tmp_path, "what")
+        assert await status("o" * 32, *STATE) == 401  # a file that cannot be read has no tokens
+        tokens_in(tmp_path, f"reader other {'o' * 32}")
+        (tmp_path / "tokens").chmod(0o640)
+        assert await status("o" * 32, *STATE) == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        (f"reader somebody {'s' * 32}", 0o604, "others may use the file"),
+        (f"node somebody {'s' * 32}", 0o600, "line 1 is no token of a producer, reader, operator"),
+        (f"reader {'s' * 32}", 0o600, "line 1 is no token"),
+        (f"reader a b {'s' * 32}", 0o600, "line 1 is no token"),
+        (f"reader somebody {'s' * 31}", 0o600, "less than 32 characters"),
+    ],
+)
+def test_a_file_of_tokens_that_is_not_as_it_should_be_is_refused_without_its_words(
+    tmp_path: Path, text: str, mode: int, why: str
+) -> None:
+    node = {**Issuer(tmp_path).node(), "s4.http.address": "tls+tcp://127.0.0.1:0"}
+    config = Config.from_values({**node, "s4.http.tokens": tokens_in(tmp_path, text, mode)})
+    with pytest.raises(ConfigError, match=why) as refused:
+        HttpServer(config, ANSWERS)
+    assert "ssss" not in str(refused.value)
+
+
+def test_tokens_need_tls(tmp_path: Path) -> None:
+    values = {"s4.http.address": LOCAL, "s4.http.tokens": tokens_in(tmp_path)}
+    with pytest.raises(ConfigError, match="has no TLS"):
+        HttpServer(Config.from_values(values), ANSWERS)
+    missing = {"s4.http.tokens": str(tmp_path / "missing"), **Issuer(tmp_path).node()}
+    config = Config.from_values({**missing, "s4.http.address": "tls+tcp://127.0.0.1:0"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        HttpServer(config, ANSWERS)

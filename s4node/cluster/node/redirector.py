@@ -162,7 +162,8 @@ class Redirector:
             if isinstance(found, str):
                 if self.log is not None:
                     found += f"; nor has this node's log: s4 log create {header.stream} creates it"
-                answer = wire.Hello(self._node, "", header.stream, error=found)
+                why = {wire.WHY: wire.NO_STREAM}
+                answer = wire.Hello(self._node, "", header.stream, error=found, headers=why)
                 connection.answer(wire.encode_frame(answer))
             else:
                 self._asked.setdefault(connection, {})[query] = ()

@@ -96,7 +96,7 @@ class ClientStream:
         return self._routes.durable
 
     @property
-    def failed(self) -> bool:
+    def is_failed(self) -> bool:
         """Return True if nothing can be sent any more."""
         return self.closed or bool(self._outbox.error)
 
@@ -106,7 +106,7 @@ class ClientStream:
         return self._routes.refused_as
 
     @property
-    def waiting(self) -> int:
+    def unsent_events(self) -> int:
         """The number of events that were never sent."""
         return self._outbox.pending
 

@@ -30,10 +30,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
-from s4node.events.declared_types import key_of_texts
 from s4node.events.event import footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
-from s4node.events.routing import KeyRule, Router, key_text, producer_rule
+from s4node.events.routing import KeyRule, Router, key_text
 from s4node.events.schema import JsonText, TypeDecl
 from s4node.net.egress.closed_layouts import (
     ClosedLayout,
@@ -119,7 +118,6 @@ class Outbox:
         self._router: Router | None = None
         self._rule: KeyRule | None = None
         self._only: Lane | None = None
-        self._texts_by_key = False
         self._why_only: OneLane | None = None  # until the warning was given
         self._incoming: list[Any] = []
         self._weighed = 0  # of the incoming ones; negative: so many went to lanes unweighed
@@ -131,8 +129,7 @@ class Outbox:
     def declare_json(self, declaration: TypeDecl, *, by_key: bool = False) -> None:
         """Send JsonText from now on, which the node reads as its type ``declaration``; ``by_key``
         to the partitions of their keys."""
-        self.types.declare_json(declaration)
-        self._texts_by_key = by_key
+        self.types.declare_json(declaration, by_key=by_key)
         if self.answer is not None:
             self._set_routing(self.answer)
             for closed in self.closed:
@@ -438,13 +435,7 @@ class Outbox:
         hasher, _, named = answer.routing.rpartition(":")
         texts = JsonText in self.types.kinds
         try:
-            given = self.types.given
-            if not texts:
-                rule = producer_rule(self._key, given, answer.types, named)
-            elif self._texts_by_key:
-                rule = key_of_texts(self.types.kinds[JsonText].declaration, named)
-            else:
-                rule = None
+            rule = self.types.key_rule(self._key, answer.types, named)
             if rule is not None:
                 self._rule, self._hasher = rule, hasher or "crc32m"
                 partitioner = Partitioner(len(self.lanes), hasher_named(self._hasher))

@@ -435,12 +435,11 @@ class NodeRoute:
         if self._goes_on_without(answer, declared):
             self._declared = ()
             self._wants_hello = True  # with the remaining classes
-        elif (why := answer.headers.get(wire.WHY)) and isinstance(why, str):
-            self.routes.refused_as, box.error = why, answer.error
-        elif not any(
-            route._hopes for route in self.routes.by_address.values() if route is not self
-        ):
-            box.error = answer.error
+            return
+        why = answer.headers.get(wire.WHY)
+        others = [each for each in self.routes.by_address.values() if each is not self]
+        if why in wire.FINAL or not any(route._hopes for route in others):
+            self.routes.refused_as, box.error = str(why or ""), answer.error
 
     def _goes_on_without(self, answer: wire.Hello, declared: tuple[type, ...]) -> bool:
         """Reject the classes for which the node has refused a hello.

@@ -14,6 +14,9 @@ from typing import Any
 
 from s4node.errors import EventError
 from s4node.events.copies import copier_of
+from s4node.events.declared_types import key_of_texts
+from s4node.events.keys import KeySpec
+from s4node.events.routing import KeyRule, producer_rule
 from s4node.events.schema import EventType, JsonText, JsonType, TypeDecl, misfit
 from s4node.net.wire import frame as wire
 
@@ -35,6 +38,7 @@ class StreamTypes:
         self.given = tuple(types)
         self.checked = checked
         self.of_log = False
+        self._by_key = False
         self.stream = stream
         for cls in types:
             self.declare(cls)
@@ -52,11 +56,22 @@ class StreamTypes:
             if copier_of(cls) is not None:
                 self.changing.add(cls)
 
-    def declare_json(self, declaration: TypeDecl) -> None:
-        """Have the node read JsonText as its type ``declaration``."""
+    def key_rule(
+        self, key: KeySpec | None, taken: Sequence[TypeDecl], named: str
+    ) -> KeyRule | None:
+        """The rule by which the keys of the events are found; None if there is none. ``taken`` are
+        the types of the stream, whose key is ``named``."""
+        texts = self.kinds.get(JsonText)
+        if texts is None:
+            return producer_rule(key, self.given, taken, named)
+        return key_of_texts(texts.declaration, named) if self._by_key else None
+
+    def declare_json(self, declaration: TypeDecl, *, by_key: bool = False) -> None:
+        """Have the node read JsonText as its type ``declaration``, and route it ``by_key``."""
         if self.kinds.keys() - {JsonText}:
             raise EventError(f"stream {self.stream!r} already carries events that are not texts")
         self.kinds[JsonText] = JsonType(declaration)
+        self._by_key = by_key
 
     def take_answer(self, answer: wire.Hello, *, takes_any: bool) -> None:
         """Take the types that a node accepts; a log stores any, without reading them."""

@@ -47,7 +47,6 @@ from s4node.net.ingress.producer_life import (
     has_own_id,
     later_life,
     life_of,
-    other_batch,
 )
 from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
@@ -141,8 +140,6 @@ class StreamAdmission:
         for partition in self.stages:
             known = self._life(hello.peer, partition)
             position = told.get(partition, _NOWHERE)
-            if other := other_batch(self.stream, hello, known):
-                return other
             if life_of(hello, position.life, known) is None or (
                 hello.headers.get(wire.NEW)
                 and 0 < known.number < position.life
@@ -498,8 +495,7 @@ class StreamAdmission:
         absent = takewhile(lambda lane: lane.seen < before, self._away)
         stale = [lane for lane in absent if self.is_over(lane)]
         for lane in stale:
-            kept = lane.own_id or lane.producer.startswith(wire.BATCH)
-            self.remove(lane, forget=not kept)
+            self.remove(lane, forget=not lane.own_id)
         return len(stale)
 
     def is_over(self, lane: ProducerLane) -> bool:

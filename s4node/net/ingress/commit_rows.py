@@ -352,7 +352,7 @@ class CommitRows(Roster):
     def removed(self, lane: ProducerLane, *, forget: bool) -> None:
         saved = _saved(lane)
         known = Known(saved.row(), lane.seen, saved.closings)
-        if forget:
+        if forget and not lane.producer.startswith(wire.BATCH):
             self._unsaved.pop(lane.producer, None)
             if saved.has_row:
                 self._forgotten.setdefault(lane.partition, {})[lane.producer] = known

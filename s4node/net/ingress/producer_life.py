@@ -7,6 +7,7 @@ Rules
   life.
 - Of two processes with the same life in a lane, the one that the lane knows goes on. So the last
   number that a life can have serves for all further ones.
+- A batch has one life: its incarnation is a hash of its events, and another one is refused.
 - A task that has begun anew without its state has another id, with a higher text after the ``#``.
 """
 
@@ -39,7 +40,7 @@ def has_own_id(hello: wire.Hello) -> bool:
 
 
 def life_of(hello: wire.Hello, named: int, known: Life) -> Life | None:
-    """The life that says hello to a lane; None if a later one is ``known`` there.
+    """The life that says hello to a lane; None if a later one, or another batch, is ``known``.
 
     ``named`` is the life that the program names for the lane, 0 if none.
     """
@@ -48,6 +49,8 @@ def life_of(hello: wire.Hello, named: int, known: Life) -> Life | None:
         return None if fence < known.number else Life(fence, hello.incarnation)
     if known.incarnation in ("", hello.incarnation):
         return Life(max(known.number, named, 1), hello.incarnation)
+    if hello.peer.startswith(wire.BATCH):
+        return None
     if named == 0:
         return Life(min(known.number + 1, wire.MAX_NUMBER), hello.incarnation)
     return Life(named, hello.incarnation) if named > known.number else None
@@ -61,15 +64,12 @@ def task_of(producer: str) -> tuple[str, str]:
     return task, life
 
 
-def other_batch(stream: str, hello: wire.Hello, known: Life) -> str:
-    """The reason to refuse a batch whose id has another one; empty if it may be sent."""
-    if not hello.peer.startswith(wire.BATCH) or known.incarnation in ("", hello.incarnation):
-        return ""
-    return f"stream {stream!r}: the batch {hello.peer!r} has other events; give these another id"
-
-
 def later_life(stream: str, hello: wire.Hello, known: Life) -> str:
-    """The reason to refuse a hello of which a later life is ``known``."""
+    """The reason to refuse a hello of which a later life, or another batch, is ``known``."""
+    if hello.peer.startswith(wire.BATCH):
+        return (
+            f"stream {stream!r}: the batch {hello.peer!r} has other events; give these another id"
+        )
     if hello.peer.startswith(wire.TASK):
         return (
             f"stream {stream!r}: a later owner of the task of {hello.peer!r} (fence "

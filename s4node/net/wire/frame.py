@@ -105,11 +105,14 @@ DURABLE = "durable"
 """Header of a node's hello: settled events of the stream are committed, and survive the node."""
 
 WHY = "why"
-"""Header of a node's hello that refuses a producer, whatever other nodes answer: ``OTHER_BATCH`` or
-``LIMIT``."""
+"""Header of a node's hello that refuses a producer: ``NO_STREAM``, ``OTHER_BATCH`` or ``LIMIT``."""
 
-OTHER_BATCH, LIMIT = "batch", "limit"
-"""The producer's id has sent another batch; the node can take no more producers for now."""
+NO_STREAM = "stream"
+"""Nothing takes the stream at this node."""
+
+OTHER_BATCH, LIMIT = FINAL = "batch", "limit"
+"""The producer's id has sent another batch; the node can take no more producers for now. Both hold
+whatever other nodes answer."""
 
 NEW = "new"
 """Header of a producer's hello: its id may have had earlier lives, whose events it has not."""

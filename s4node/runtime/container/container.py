@@ -46,6 +46,7 @@ from s4node.metrics.statistics import ContainerStatistics, ReplayStatistics
 from s4node.metrics.table import Sample
 from s4node.offsets.checkpoint import JobGuard
 from s4node.runtime.commit import recovery
+from s4node.runtime.commit.state_answers import StateAnswers
 from s4node.runtime.container import hooks
 from s4node.runtime.container.accounts import Accounts
 from s4node.runtime.container.drain import Drain
@@ -53,7 +54,6 @@ from s4node.runtime.container.durable_parts import DurableParts, check_live, kin
 from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, listeners_of
-from s4node.runtime.container.state_answers import StateAnswers
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import JobModel, model_of

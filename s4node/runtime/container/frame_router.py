@@ -20,8 +20,8 @@ from s4node.config.config import Config
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.wire import frame as wire
+from s4node.runtime.commit.state_answers import StateAnswers
 from s4node.runtime.container.partitions import Partitions
-from s4node.runtime.container.state_answers import StateAnswers
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.subscribers import Subscribers
@@ -129,7 +129,11 @@ class FrameRouter:
         header = frame.header
         if self.status is not None and self.status.on_frame(header, connection):
             return
-        if self.state is not None and self.state.on_frame(header, connection):
+        if (
+            isinstance(header, wire.Query)
+            and self.state is not None
+            and self.state.on_query(header, connection)
+        ):
             return
         if self.log is not None and self.log.on_frame(frame, connection):
             if self._drain_frame and isinstance(header, wire.Hello):

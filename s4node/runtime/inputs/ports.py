@@ -168,7 +168,7 @@ class Ports:
             port = port or self.inner.get(hello.stream)
         if port is None:
             connection.warn("hello for an unknown stream", stream=hello.stream)
-            return self._refusal(hello, self.unknown(hello.stream))
+            return self._refusal(hello, self.unknown(hello.stream), {wire.WHY: wire.NO_STREAM})
         reason = connection.problem(hello, port.admission)
         return self._refusal(hello, reason) if reason else self._greet(port, hello, connection)
 

@@ -59,8 +59,8 @@ def test_a_role_may_send_these_frames_and_no_others(role: str) -> None:
 
 def test_a_refusal_says_what_the_role_may_and_which_role_is_needed() -> None:
     assert refusal(me(home="reader"), "home", FRAMES["node's status"]) == (
-        "s4://home/reader/me may not ask how a node is: readers may read streams, ask what the log "
-        "has; this needs a certificate of the role node or operator"
+        "s4://home/reader/me may not ask how a node is: readers may read streams and state, ask "
+        "what the log has; this needs a certificate of the role node or operator"
     )
 
 

@@ -22,10 +22,19 @@ from s4node.errors import S4Error, StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.net.ingress.connection import Connection, Waker
 from s4node.net.wire import frame as wire
+from s4node.net.wire.state_questions import (
+    BUSY,
+    KEY,
+    MOST_ROWS,
+    NO_KEY,
+    NO_STATE,
+    NO_TABLE,
+    NOT_HERE,
+    PAGE,
+)
 from s4node.runtime.commit.task_commit import TaskCommits
-from s4node.state.browse import StateLookup
+from s4node.state.browse import Committed, StateLookup
 from s4node.state.job import checkpoint_of
-from s4node.state.questions import BUSY, KEY, MOST_ROWS, NO_KEY, NO_STATE, NO_TABLE, NOT_HERE, PAGE
 from s4node.state.task_state import TaskState
 
 _THREADS = 2
@@ -57,22 +66,22 @@ class StateAnswers:
         self._threads = trio.CapacityLimiter(_THREADS)
         self._waiting = 0
 
-    def on_frame(self, header: wire.Header, connection: Connection) -> bool:
-        """Answer a question for state, perhaps later; returns False if the frame is another."""
-        if not isinstance(header, wire.Query) or header.question not in (KEY, PAGE):
+    def on_query(self, header: wire.Query, connection: Connection) -> bool:
+        """Answer a question for state, perhaps later; returns False if it is another."""
+        if header.question not in (KEY, PAGE):
             return False
         if self._waiting >= _MOST_WAITING:
             connection.answer(wire.encode_frame(wire.Answer(header.id, {}, BUSY)))
         else:
             self._waiting += 1
-            self._nursery.start_soon(self._answer, header, connection)
+            self._nursery.start_soon(self._reply, header, connection)
         return True
 
-    async def _answer(self, query: wire.Query, connection: Connection) -> None:
+    async def _reply(self, query: wire.Query, connection: Connection) -> None:
         values: dict[str, Any] = {}
         error = ""
         try:
-            values, error = await self._found(query)
+            values, error = await self._values(query)
         except (S4Error, ValueError) as failure:
             error = f"{failure}"
         finally:
@@ -81,7 +90,7 @@ class StateAnswers:
             connection.answer(wire.encode_frame(wire.Answer(query.id, values, error)))
             self._waker.nudge()
 
-    async def _found(self, query: wire.Query) -> tuple[dict[str, Any], str]:
+    async def _values(self, query: wire.Query) -> tuple[dict[str, Any], str]:
         """The values of the answer, and the error."""
         asked = query.arguments
         if not self._keeps:
@@ -90,18 +99,18 @@ class StateAnswers:
         if query.question == PAGE:
             after = bytes.fromhex(str(asked.get("after", "")))
             task, most = int(asked.get("task", 0)), int(asked.get("most", MOST_ROWS))
-            found = await self._read(task, _page, name, after, min(most, MOST_ROWS))
+            found = await self._in_thread(task, _page, name, after, min(most, MOST_ROWS))
             return cast(tuple[dict[str, Any], str], found or ({}, NOT_HERE))
         here = False
         for key in _keys(str(asked.get("key", ""))):
             task = self._hasher(key) % KEY_GROUPS * self._partitions // KEY_GROUPS
-            found = await self._read(task, _one, name, key)
+            found = await self._in_thread(task, _one, name, key)
             here |= found is not None
             if found is not None and any(found):
                 return cast(tuple[dict[str, Any], str], found)
         return {}, NO_KEY if here else NOT_HERE
 
-    async def _read(self, task: int, read: Any, *arguments: Any) -> Any:
+    async def _in_thread(self, task: int, read: Any, *arguments: Any) -> Any:
         """The result of ``read`` in a thread; None if the task is not here."""
         commits = self._commits.get(task)
         if commits is None:
@@ -109,7 +118,8 @@ class StateAnswers:
         database, hasher = commits.state.database, self._hasher
 
         def in_thread() -> Any:
-            with database.committed(_COMMIT_SECONDS) as rows:
+            with database.committed(_COMMIT_SECONDS) as held:
+                rows = Committed(held)
                 state = TaskState(cast(Any, rows), hasher)
                 look = StateLookup(state, rows, hasher)
                 if arguments[0] not in (*look.stores, *look.elements):

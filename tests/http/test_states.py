@@ -1,0 +1,168 @@
+"""The state of keys over HTTP: real processes and clusters, while they run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from harness import node_process, until, until_told
+from monitored import monitored, told
+
+from s4node import Client, Event
+from s4node.errors import StateError
+from s4node.state.browse import Committed
+from s4node.state.database import PIECE_ROWS, Database
+from s4node.state.rows import prefix
+
+WINDOWED = """\
+from s4node import App, Event, ProcessingElement, StoreSpec, Tumbling
+class Click(Event):
+    user: str
+    at: float
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        self.app.seen[self.key] = self.clicks
+        self.set_timer("later", 4102444800.0)
+    def on_timer(self, name: str):
+        pass
+class Counter(App):
+    def on_init(self):
+        self.seen = self.create_store("seen", key=str, value=int)
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+app = Counter("counter")
+"""
+COUNTER = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+class Counter(App):
+    def on_init(self):
+        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+app = Counter("counter")
+"""
+DURABLE = "-ps4.stream.clicks.grade=durable"
+
+
+class Click(Event):
+    user: str
+
+
+@pytest.mark.slow
+async def test_the_state_of_a_key_is_that_of_the_last_commit(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(COUNTER)
+    state = f"-ps4.state.folder={tmp_path / 'state'}"
+    async with node_process("app.py", "--partitions=3", DURABLE, state, cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        events = [{"user": user} for user in ("joe", "7", "a/b c", "é", "joe")]
+        assert (await told(f"{process.url}/streams/clicks", events)).status == 200
+        at = f"{process.url}/state/counter/Count"
+        for key, text, clicks in (
+            ("joe", "joe", 2),
+            ("7", "7", 1),
+            ("a%2Fb%20c", "a/b c", 1),
+            ("%C3%A9", "é", 1),
+        ):
+            found = (await told(f"{at}/{key}")).json
+            assert (found["key"], found["value"]) == (text, {"clicks": clicks})
+            assert found["commit"]["time"] > 1e9
+        for path in (f"{at}/nobody", f"{process.url}/state/counter/Other/joe"):
+            assert (await told(path)).status == 404
+        assert (await told(f"{process.url}/state/other/Count/joe")).status == 404
+        keys: list[str] = []
+        after = ""
+        while True:
+            page = (await told(f"{at}?limit=2&after={after}")).json
+            assert len(page["keys"]) <= 2
+            keys += [each["key"] for each in page["keys"]]
+            after = page["after"]
+            if not after:
+                break
+        assert sorted(keys) == ["7", "a/b c", "joe", "é"]
+        for query in ("limit=0", "limit=1001", "limit=x", "after=x", "after=0.x", "after=9."):
+            assert (await told(f"{at}?{query}")).status == 400
+
+
+@pytest.mark.slow
+async def test_an_app_that_saves_nothing_has_no_state_to_show(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(COUNTER)
+    async with node_process("app.py", "-ps4.stream.clicks.grade=fast", cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        answer = await told(f"{process.url}/state/counter/Count/joe")
+        assert (answer.status, answer.text) == (409, "the app saves no state\n")
+        assert (await told(f"{process.url}/state/counter/Count")).status == 409
+
+
+@pytest.mark.slow
+async def test_any_node_answers_for_the_owner_of_a_key(tmp_path: Path) -> None:
+    async with monitored(tmp_path) as one, monitored(tmp_path, "two") as two:
+        assert (await one.deploy("--partitions", "4", DURABLE, source=COUNTER))[0] == 0
+        await one.ready()
+        await two.ready()
+        users = [f"user {number}" for number in range(8)]
+        async with Client(one.process.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many([Click(user) for user in users])
+            assert await clicks.flush() == []
+        await until_told(lambda: one.owned_by("two"), bool)
+        for node in (one, two):
+            for user in users:
+                path = f"/state/counter/Count/{user.replace(' ', '%20')}"
+                _, text = await until_told(partial(node.get, path), lambda got: got[0] == 200)
+                assert json.loads(text)["value"] == {"clicks": 1}
+            _, text = await node.get("/state/counter/Count?limit=1000")
+            assert sorted(each["key"] for each in json.loads(text)["keys"]) == users
+
+
+def test_a_commit_that_is_written_in_pieces_is_seen_whole_or_not_at_all(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db")
+    rows = [prefix(number % 4096, 20) + b"%d" % number for number in range(4 * PIECE_ROWS)]
+    database.write(rows, [b"0"] * len(rows))
+    over = threading.Event()
+    seen: set[frozenset[bytes]] = set()
+
+    def read() -> None:
+        while not over.is_set():
+            with database.committed(10.0) as held:
+                seen.add(frozenset(value for _, value in Committed(held).table(20)))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for value in (b"1", b"2", b"3"):
+        database.write(rows, [value] * len(rows))
+    over.set()
+    reader.join()
+    database.close()
+    assert all(len(values) == 1 for values in seen)
+
+
+def test_a_commit_that_takes_too_long_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(tmp_path / "db")
+    rows = [prefix(number % 4096, 20) + b"%d" % number for number in range(2 * PIECE_ROWS)]
+
+    def stop(at: str) -> None:
+        if at == "pieces.count":
+            with (
+                pytest.raises(StateError, match="is being written"),
+                database.committed(0.0),
+            ):
+                pass
+            tried.append(at)
+
+    tried: list[str] = []
+    monkeypatch.setattr("s4node.state.database.passing", stop)
+    database.write(rows, [b"1"] * len(rows))
+    assert tried
+    with database.committed(0.0) as held:
+        assert {value for _, value in Committed(held).table(20)} == {b"1"}
+    database.close()
