@@ -70,6 +70,8 @@ class Conversation:
     def __init__(self) -> None:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
         self._is_over = self._is_head = False
+        self.is_known = False
+        """True once a request was answered."""
         self._body: list[bytes] = []
         self.body_bytes = 0
 
@@ -151,6 +153,7 @@ class Conversation:
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
         self._h11.start_next_cycle()
+        self.is_known = True
         return True
 
     def _next(self) -> object:

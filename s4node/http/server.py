@@ -158,9 +158,13 @@ class HttpServer:
 
     def _make_room(self, body_bytes: int = 0) -> bool:
         """End the connection that has waited for its peer for longest, of those with at least so
-        many bytes of a body; False if none waits."""
-        long = (scope for scope, each in self._waiting.items() if each.body_bytes >= body_bytes)
-        oldest = next(long, None)
+        many bytes of a body; False if none waits.
+
+        Those that have had an answer come last: floods of connections have none.
+        """
+        long = [scope for scope, each in self._waiting.items() if each.body_bytes >= body_bytes]
+        new = (scope for scope in long if not self._waiting[scope].is_known)
+        oldest = next(new, next(iter(long), None))
         if oldest is not None:
             oldest.cancel()
             del self._waiting[oldest]

@@ -18,22 +18,28 @@ from s4node.state.database import PIECE_ROWS, Database
 from s4node.state.rows import prefix
 
 WINDOWED = """\
-from s4node import App, Event, ProcessingElement, StoreSpec, Tumbling
+from s4node import App, Event, ProcessingElement, tumbling
 class Click(Event):
     user: str
     at: float
-class Count(ProcessingElement):
+class PerHour(ProcessingElement):
     clicks: int = 0
     def on_event(self, click: Click):
         self.clicks += 1
-        self.app.seen[self.key] = self.clicks
-        self.set_timer("later", 4102444800.0)
+    def on_window(self):
+        pass
+class Cart(ProcessingElement):
+    seen: float = 0.0
+    def on_event(self, click: Click):
+        self.seen = click.at
+        self.at(click.at + 3600, "forgotten")
     def on_timer(self, name: str):
         pass
 class Counter(App):
     def on_init(self):
-        self.seen = self.create_store("seen", key=str, value=int)
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
+        hours = self.create_pe(PerHour)
+        hours.set_window(tumbling(3600))
+        self.create_input_stream("clicks", hours, self.create_pe(Cart), key="user", time="at")
 app = Counter("counter")
 """
 COUNTER = """\
@@ -89,6 +95,24 @@ async def test_the_state_of_a_key_is_that_of_the_last_commit(tmp_path: Path) -> 
         assert sorted(keys) == ["7", "a/b c", "joe", "é"]
         for query in ("limit=0", "limit=1001", "limit=x", "after=x", "after=0.x", "after=9."):
             assert (await told(f"{at}?{query}")).status == 400
+
+
+@pytest.mark.slow
+async def test_windows_and_timers_of_a_key_are_state(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(WINDOWED)
+    state = f"-ps4.state.folder={tmp_path / 'state'}"
+    async with node_process("app.py", state, cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        events = [{"user": "joe", "at": at} for at in (30.0, 59.0, 60.0)]
+        events += [{"user": "ann", "at": 61.0}]
+        assert (await told(f"{process.url}/streams/clicks", events)).status == 200
+        found = (await told(f"{process.url}/state/counter/PerHour/joe")).json
+        assert found["windows"] == [{"start": 0.0, "value": {"clicks": 3}}]
+        found = (await told(f"{process.url}/state/counter/Cart/joe")).json
+        assert found["value"] == {"seen": 60.0}
+        assert found["timers"] == [{"name": "forgotten", "time": 3660.0}]
+        page = (await told(f"{process.url}/state/counter/PerHour?limit=1")).json
+        assert page["keys"][0]["window"] == 0.0
 
 
 @pytest.mark.slow

@@ -417,6 +417,40 @@ def test_so_many_producers_are_known_and_another_one_is_refused() -> None:
     assert node.admission.refusal(node.hello(peer="q")) == ""
 
 
+def test_a_batch_is_known_by_its_events_for_a_day_after_which_others_may_have_its_id() -> None:
+    node = Node()
+    node.greet(peer="=a", own_id=True)
+    node.take(0, 3, peer="=a").done()
+    assert node.commit() == {"=a": kept(3)}
+    other = node.hello(peer="=a", incarnation="i2", own_id=True)
+    refused = node.admission.greet(other, "another", 1.0)
+    assert refused is not None
+    assert "has other events" in refused.error
+    assert refused.headers == {wire.WHY: wire.OTHER_BATCH}
+    again = Node({0: {"=a": kept(3)}, 1: {}})  # the next owner, which has been asked for it
+    assert "has other events" in again.admission.refusal(other)
+    assert again.greet(peer="=a", own_id=True) == [(3, 3), (0, 0)]
+    again.admission.gone(NODE, 0.0)
+    again.admission.tick(1000.0, 100.0)
+    again.admission.tick(wire.BATCH_SECONDS - 10, 100.0)
+    assert again.commit() == {}
+    again.admission.tick(wire.BATCH_SECONDS + 10, 100.0)
+    assert again.commit() == {"=a": None}
+    assert again.admission.refusal(other) == ""
+
+
+def test_so_many_batches_are_known_beside_the_producers_and_another_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "MAX_BATCHES", 2)
+    rows = {"=a": kept(5), "=b": kept(5), "p": kept(5)}
+    node = Node({0: rows, 1: rows}, most=2)
+    with pytest.raises(LimitReached, match="each of its tasks knows 2 producers"):
+        node.admission.refusal(node.hello(peer="=c"))
+    assert node.admission.refusal(node.hello(peer="=b")) == ""
+    assert node.admission.refusal(node.hello(peer="q")) == ""
+
+
 def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
     node = Node({0: {"p": SavedProducer(5)}, 1: {}})
     node.admission.tick(200.0, 100.0)
