@@ -36,7 +36,14 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, described, leaves
 from s4node.forks import closed_in_forks
 from s4node.http.browsers import refusal
-from s4node.http.messages import Answer, Conversation, Request, Unreadable
+from s4node.http.messages import (
+    MOST_BODY_BYTES,
+    Answer,
+    Conversation,
+    Request,
+    Unreadable,
+    too_large,
+)
 from s4node.http.routes import KNOWN, Route, found
 from s4node.http.tokens import Tokens
 from s4node.logger import get_logger
@@ -70,7 +77,8 @@ class HttpServer:
     """Answers at ``s4.http.address``; ``answers`` are by the names of routes, and ``beside`` run
     as long. Call :meth:`listen`, then :meth:`run`.
 
-    Without a configured address it takes a port of this machine from ``FIRST_PORT`` on. Raises
+    Without a configured address it takes the next free port of this machine from ``FIRST_PORT`` on,
+    or any if a hundred are taken. Raises
     ConfigError if the configured address cannot be used.
     """
 
@@ -119,17 +127,17 @@ class HttpServer:
     async def listen(self) -> None:
         """Take the address, which then has the actual port; raises ConfigError."""
         host, first = host_and_port(self.address)
-        for port in range(first, first + self._ports):
+        ports = [*range(first, first + self._ports), *([0] if self._ports > 1 else [])]
+        for port in ports:
             try:
                 self._listeners = await trio.open_tcp_listeners(port, host=host)
                 break
             except OSError as error:
-                if error.errno == errno.EADDRINUSE and port < first + self._ports - 1:
-                    continue
-                raise ConfigError(
-                    f"cannot listen on s4.http.address = {self.address}: "
-                    f"{error.strerror or error}; choose another one"
-                ) from error
+                if error.errno != errno.EADDRINUSE or port == ports[-1]:
+                    raise ConfigError(
+                        f"cannot listen on s4.http.address = {self.address}: "
+                        f"{error.strerror or error}; choose another one"
+                    ) from error
         for each in self._listeners:
             closed_in_forks(each.socket)
         actual = self._listeners[0].socket.getsockname()[1]
@@ -264,7 +272,7 @@ class HttpServer:
             asks = () if caller or not self._tokens else (("WWW-Authenticate", "Bearer"),)
             return Answer(401 if asks else 403, f"{problem}\n", headers=asks)
         if route.method == "POST":
-            body = await self._body(stream, conversation)
+            body = await self._body(request, stream, conversation)
             request = replace(request, body=body)
         answer = await self._made(route, replace(request, parameters=parameters, caller=caller))
         if problem and answer.status >= 500:  # errors name keys and files
@@ -298,8 +306,12 @@ class HttpServer:
         role = peer.roles[self._cluster]
         return f"{role}/{peer.name}", _unable(str(peer), role, route.right)
 
-    async def _body(self, stream: trio.abc.Stream, conversation: Conversation) -> bytes:
+    async def _body(
+        self, request: Request, stream: trio.abc.Stream, conversation: Conversation
+    ) -> bytes:
         """The body of a request; raises Unreadable if it does not come, or is too large."""
+        if int(request.headers.get("content-length", "0")) > MOST_BODY_BYTES:
+            raise Unreadable(too_large())
         with self._wait_for_peer(conversation, _BODY_SECONDS):
             if asked := conversation.continue_():
                 await stream.send_all(asked)
