@@ -180,13 +180,19 @@ THREE = "loop-03: tests/test_z.py::test_three was skipped"
 @pytest.mark.parametrize(
     ("jobs", "options", "told", "passes"),
     [
-        ("0", [], [TWO, FIVE, THREE, FOUR, SIX], False),
+        pytest.param("0", [], [TWO, FIVE, THREE, FOUR, SIX], False, marks=pytest.mark.long),
         ("2", [], [TWO, FIVE, THREE, FOUR, SIX], False),
         ("0", ["-k", "one"], [], True),
         ("0", ["--deselect", "tests/test_a.py::test_two", "-k", "not four"], [THREE], True),
         ("0", ["tests/test_a.py", "tests/test_z.py::test_four"], [TWO, FOUR, SIX], False),
-        ("0", ["--ignore=tests/test_a.py", "--ignore=tests/test_gone.py"], [THREE, FOUR], False),
-        ("0", ["-x", "tests/test_a.py"], [], False),
+        pytest.param(
+            "0",
+            ["--ignore=tests/test_a.py", "--ignore=tests/test_gone.py"],
+            [THREE, FOUR],
+            False,
+            marks=pytest.mark.long,
+        ),
+        pytest.param("0", ["-x", "tests/test_a.py"], [], False, marks=pytest.mark.long),
     ],
     ids=[
         "the whole suite",

@@ -22,7 +22,11 @@ from s4node.failpoints import POINTS
 from s4node.spark.connection import connect
 from s4node.spark.upload import Upload
 
-STEPS = [name for name in POINTS if name.startswith("sink.")]
+STEPS = [
+    # every other step in make test
+    name if at % 2 else pytest.param(name, marks=pytest.mark.long)
+    for at, name in enumerate(name for name in POINTS if name.startswith("sink."))
+]
 KIND = EventType(Row)
 
 
