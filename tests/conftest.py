@@ -223,6 +223,14 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that other users reach: pytest closes its own whenever any session begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB, where this process may mount one."""
     place = tmp_path / "disk"

@@ -346,19 +346,19 @@ async def test_a_file_that_somebody_else_has_locked_is_waited_for(tmp_path: Path
 
 @pytest.mark.parametrize("suffixes", [("",), ("", "-shm")], ids=["the file", "all"])
 async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
-    tmp_path: Path, suffixes: tuple[str, ...]
+    reachable: Path, suffixes: tuple[str, ...]
 ) -> None:
     """As when a copy was put back by another user: it was opened for reading alone."""
-    path = database(tmp_path)
-    async with opened(tmp_path, 2) as log:
+    path = database(reachable)
+    async with opened(reachable, 2) as log:
         await append(log.streams["clicks"].partitions[0], numbered("a", 0, 10))
     files = [path.with_name(path.name + suffix) for suffix in suffixes]
     for file in files:
         file.touch(mode=0o444)
         file.chmod(0o444)
     answers: list[Answer] = []
-    with nobody(tmp_path):
-        async with open_log(LogSettings(tmp_path)) as log:
+    with nobody(reachable):
+        async with open_log(LogSettings(reachable)) as log:
             waits, other = log.streams["clicks"].partitions
             assert len(await read_all(waits)) == 1
             waits.append(numbered("a", 10, 10), answers.append)

@@ -131,7 +131,11 @@ async def test_a_reader_that_ends_before_it_was_begun_is_sent_nothing(tmp_path: 
         async with raw_peer(node.address) as peer:
             await peer.send_frames(hello("early"), wire.EndOfStream("clicks", "early"))
             await peer.send_frames(hello("late"))
-            data = await peer.receive_until(lambda header: isinstance(header, wire.Data))
+            await peer.receive_until(lambda header: header.headers.get(wire.READER) == "late")
+            await log.append("clicks", 0, [Click("b")])  # the first reader has ended by then
+            data = await peer.receive_until(
+                lambda header: isinstance(header, wire.Data) and header.first + header.count == 2
+            )
             assert isinstance(data, wire.Data)
             assert data.producer == "late"
 

@@ -266,11 +266,11 @@ def test_after_a_full_disk_writing_goes_on_once_there_is_room(tmp_path: Path) ->
     database.close()
 
 
-def test_a_folder_that_may_only_be_read_is_told_with_the_fix(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
+def test_a_folder_that_may_only_be_read_is_told_with_the_fix(reachable: Path) -> None:
+    folder = reachable / "state"
     folder.mkdir(mode=0o555)
     told = r"set s4\.state\.folder to a folder that you may write to"
-    with nobody(tmp_path), pytest.raises(StateError, match=told):
+    with nobody(reachable), pytest.raises(StateError, match=told):
         claim(folder / "tasks" / "t", 1, Database)
     folder.chmod(0o755)
 
