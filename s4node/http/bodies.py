@@ -107,11 +107,15 @@ def generic() -> TypeDecl:
 def refused(problems: Sequence[Problem], taken: int = 0) -> Answer:
     """The answer if events are refused; so many others were ``taken`` all the same."""
     said = {
-        "error": f"{len(problems)} events are refused, and {taken or 'none'} taken",
+        "error": f"{_events(len(problems))} refused, and {_events(taken)} taken",
         "taken": taken,
         "lines": [{"line": each.line or None, "reason": each.reason} for each in problems[:_SHOWN]],
     }
     return Answer(422, msgspec.json.encode(said), JSON)
+
+
+def _events(count: int) -> str:
+    return "1 event is" if count == 1 else f"{count or 'no'} events are"
 
 
 def taken(stream: str, count: int, *, durable: bool) -> Answer:

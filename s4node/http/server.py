@@ -111,8 +111,8 @@ class HttpServer:
                 f"{settings.HTTP_TOKENS.name} is set, and s4.http.address = {self.address!r} has "
                 f"no TLS: anybody on the way could read tokens; use tls+tcp://"
             )
-        advertised = urlsplit(f"//{config[settings.LISTENER_ADVERTISE]}").hostname or ""
-        names = {"localhost", gethostname(), host, advertised}
+        self._advertised = urlsplit(f"//{config[settings.LISTENER_ADVERTISE]}").hostname or ""
+        names = {"localhost", gethostname(), host, self._advertised}
         self._names = frozenset(each.lower() for each in names if each)
         self._listeners: Sequence[trio.SocketListener] = ()
         self._waiting: dict[trio.CancelScope, Conversation] = {}  # for their peers
@@ -122,7 +122,10 @@ class HttpServer:
     def url(self) -> str:
         """The address as browsers and curl write it."""
         scheme = "https" if self._credentials else "http"
-        return f"{scheme}://{self.address.rpartition('://')[2]}"
+        host, port = self.address.rpartition("://")[2].rpartition(":")[::2]
+        if host in ("0.0.0.0", "[::]"):  # noqa: S104 - all of this machine
+            host = self._advertised or "localhost"
+        return f"{scheme}://{host}:{port}"
 
     async def listen(self) -> None:
         """Take the address, which then has the actual port; raises ConfigError."""
