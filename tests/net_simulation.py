@@ -33,6 +33,20 @@ class Wire:
         self.dirty: dict[ProducerLane, None] = {}
 
 
+class Undecoded(EventBatch):
+    """A frame that counts in the deserializer until it is loaded."""
+
+    __slots__ = ()
+
+    is_frame = True
+
+
+def stages_of(partitions: int, settings: StageSettings, frames: StageSettings) -> dict[int, Stage]:
+    """A stage for each partition, all with one deserializer."""
+    gauge = Gauge(frames)
+    return {number: Stage(settings, number, deserializer=gauge) for number in range(partitions)}
+
+
 class World:
     """Producers, a network and a node; each method is one thing that may happen next."""
 
@@ -54,9 +68,8 @@ class World:
         self.effects = Effects()
         self.admission = StreamAdmission(
             "ticks",
-            {partition: Stage(settings, partition) for partition in range(partitions)},
+            stages_of(partitions, settings, frames),
             self.effects,
-            Gauge(frames),
         )
         self.outboxes = {
             f"p{n}": Outbox(
@@ -191,11 +204,10 @@ class World:
                 assert count == header.count - skip or self.sheds
                 stage = self.admission.stages[header.partition]
                 assert stage.bytes + size <= stage.max_bytes or not stage.depth
-                batch = EventBatch(
+                batch = Undecoded(
                     "ticks", header.partition, events, receipt, receipt.first, weight=size
                 )
                 stage.offer(batch)
-                self.admission.deserializer.came(batch.size, batch.bytes)
 
     def owes(self, wire_: Wire) -> bool:
         """Whether the node has anything to tell the peer."""
@@ -226,10 +238,11 @@ class World:
         self.admission.gone(wire_, 0.0)
 
     def process(self, partition: int, parts: int) -> None:
-        batch = self.admission.stages[partition].poll()
+        stage = self.admission.stages[partition]
+        batch = stage.poll()
         if batch is None:
             return
-        self.admission.deserializer.went(batch.size, batch.bytes)
+        stage.load()
         receipt = batch.receipt
         assert isinstance(receipt, BatchReceipt)
         name = receipt.progress.producer
@@ -306,8 +319,9 @@ class World:
         assert {name: box.unsettled for name, box in self.outboxes.items()} == dict.fromkeys(
             self.names, 0
         )
-        for gauge in (self.admission.deserializer, *self.admission.stages.values()):
-            assert (gauge.depth, gauge.bytes) == (0, 0)
+        for stage in self.admission.stages.values():
+            for gauge in (stage, stage.deserializer):
+                assert (gauge.depth, gauge.bytes) == (0, 0)
         handled = sorted(serial for serials in self.processed.values() for serial in serials)
         sendable = [n for n in range(self.serial) if n not in self.unsendable]
         shed = sum(outbox.refusals.counts["shed"] for outbox in self.outboxes.values())

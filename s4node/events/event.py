@@ -207,6 +207,9 @@ class EventBatch:
         "stream",
     )
 
+    is_frame = False
+    """True if it is a frame of a producer, undecoded until it is loaded."""
+
     def __init__(
         self,
         stream: str,
@@ -241,9 +244,6 @@ class EventBatch:
     def precedes(self, other: EventBatch) -> bool:  # noqa: ARG002
         """Return True if ``other``, which came later, must not overtake it."""
         return True
-
-    def discard(self) -> None:
-        """Drop the batch; all of it will be replayed."""
 
     def number(self, index: int) -> int:
         """The number of ``events[index]`` at its source."""

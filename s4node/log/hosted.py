@@ -130,10 +130,11 @@ class HostedStream:
         self._shared, queue = shared, shared.queue
         self.splits = False
         settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=queue.max_bytes)
-        self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
+        numbers = [partition.number for partition in stream.partitions]
+        self._stages = {n: Stage(settings, n, deserializer=queue) for n in numbers}
         self.rows = LogRows(stream.partitions)
         self.admission = StreamAdmission(
-            stream.name, self._stages, shared.effects, queue, roster=self.rows
+            stream.name, self._stages, shared.effects, roster=self.rows
         )
         self._type_bytes = shared.types
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
@@ -245,8 +246,7 @@ class HostedStream:
         receipt = self.admission.admit(data, connection, now, weight)
         if receipt is None:
             return ""
-        self.admission.deserializer.came(receipt.end - receipt.first, weight)
-        self._stages[data.partition].came(receipt.end - receipt.first, weight)
+        self._stages[data.partition].frame_came(receipt.end - receipt.first, weight)
         routed = self._router is None or data.routing == self._routed
         known = all(section.fingerprint in self._readers for section in data.sections)
         plain = known and data.encoding == wire.MSGPACK  # JSON may be hand-written: decode it
@@ -414,8 +414,7 @@ class HostedStream:
     def _release(self, queued: _Queued) -> None:
         receipt = queued.receipt
         events = receipt.end - receipt.first
-        self.admission.deserializer.went(events, queued.weight)
-        self._stages[receipt.progress.partition].went(events, queued.weight)
+        self._stages[receipt.progress.partition].frame_went(events, queued.weight)
 
     def _failed(self, queued: _Queued, part: Incoming, error: S4Error) -> None:
         """Refuse the events of a damaged partition or a dropped stream. Any other error says that

@@ -6,7 +6,7 @@ Rules
 - Active producers share the stage's capacity evenly, in events and, by the weight of their earlier
   events, in bytes; each may always have one event in flight. A producer that has just joined is
   active; one that sends nothing for a while is not, and has no share.
-- A stage common to several partitions, such as the deserializer, is shared as well, but each lane
+- The deserializer, which several partitions have in common, is shared as well, but each lane
   may have a quarter: most of many lanes have little in flight, and small shares make small frames.
   Frames beyond its capacity are left to their producers.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import KeysView, Sized
 from typing import Generic, TypeVar
 
-from s4node.stages.stage import Gauge
+from s4node.stages.stage import Gauge, Stage
 
 P = TypeVar("P")
 
@@ -33,15 +33,12 @@ UNKNOWN_WEIGHT = 1024
 
 
 class Credit(Generic[P]):
-    """The credit of one stage among the producers ``P`` (hashable).
-
-    ``upstream`` are further stages that the same events pass, such as the deserializer.
-    """
+    """The credit of one stage, and of its deserializer, among the producers ``P`` (hashable)."""
 
     __slots__ = ("_before", "_held", "_members", "_recent", "_stages", "withholds")
 
-    def __init__(self, stage: Gauge, *upstream: Gauge) -> None:
-        self._stages = (stage, *upstream)
+    def __init__(self, stage: Stage) -> None:
+        self._stages: tuple[Gauge, ...] = (stage, stage.deserializer)
         self._members: set[P] = set()
         self._recent: set[P] = set()
         self._before: set[P] = set()

@@ -3,6 +3,8 @@
 Rules
 - A batch that is processed stays at the head of the queue until it is finished.
 - Sizes count events, not batches; bytes are counted beside them.
+- A frame counts in the deserializer of its stream, too, until it is decoded at the head. All stages
+  of the stream in a container have the same one, so it bounds them together.
 - A stage never refuses a batch: its feeder asks its executor first. Being over capacity is possible
   for a moment (batches are not cut to fit) and stops further credit.
 - Events that the app itself has put on a stream leave before events from outside.
@@ -18,7 +20,13 @@ from typing import Any, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
-from s4node.stages.executors import Executor, StageSettings, executor_of
+from s4node.stages.executors import (
+    DESERIALIZER,
+    UNLIMITED,
+    Executor,
+    StageSettings,
+    executor_of,
+)
 
 
 class Overflow(Protocol):
@@ -34,6 +42,8 @@ class Overflow(Protocol):
 
 
 _FEEDBACK_GRANT = 2048
+
+_NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 
 
 B = TypeVar("B", bound=EventBatch)
@@ -158,19 +168,22 @@ class Stage(Gauge):
     """The queue of one stream in one partition, in order of arrival.
 
     ``head`` is the batch that was taken and is not finished; ``loaded`` says that it is decoded.
+    ``deserializer`` counts the frames that are not decoded, of all stages of the stream.
     """
 
-    __slots__ = ("_inner", "_outer", "head", "loaded", "overflow")
+    __slots__ = ("_inner", "_outer", "deserializer", "head", "loaded", "overflow")
 
     def __init__(
         self,
         settings: StageSettings | int,
         partition: int | None = None,
         executor: Executor | None = None,
+        deserializer: Gauge | None = None,
     ) -> None:
         if isinstance(settings, int):
             settings = StageSettings(capacity=settings)
         super().__init__(settings, partition, executor)
+        self.deserializer = deserializer or Gauge(_NO_DESERIALIZER)
         self.overflow: Overflow | None = None
         self.head: EventBatch | None = None
         self.loaded = False
@@ -182,7 +195,10 @@ class Stage(Gauge):
         batch.offered_at = now
         size = batch.size
         if batch.receipt is not None:
-            self.came(size, batch.bytes)
+            if batch.is_frame:
+                self.frame_came(size, batch.bytes)
+            else:
+                self.came(size, batch.bytes)
             self._outer.append(batch)
             return
         if self.overflow is not None and (self.spilled or (self.depth and self.full)):
@@ -192,6 +208,16 @@ class Stage(Gauge):
             return
         self.came(size, batch.bytes)
         self._inner.append(batch)
+
+    def frame_came(self, events: int, size: int) -> None:
+        """Count a frame here and in the deserializer."""
+        self.deserializer.came(events, size)
+        self.came(events, size)
+
+    def frame_went(self, events: int, size: int) -> None:
+        """Count a frame that has not been decoded as gone."""
+        self.deserializer.went(events, size)
+        self.went(events, size)
 
     def poll(self, now: float = 0.0) -> EventBatch | None:
         """Take the next batch to the head, if there is one; its events stay until ``release``."""
@@ -211,9 +237,12 @@ class Stage(Gauge):
 
     def load(self) -> None:
         """Decode the head; if that takes long, queue the rest of it."""
-        assert self.head is not None
+        head = self.head
+        assert head is not None
         self.loaded = True
-        rest = self.head.load()
+        rest = head.load()
+        if head.is_frame:
+            self.deserializer.went(head.size, head.bytes)
         if rest is not None:
             self.in_flight -= rest.size
             put_back(self._outer, rest)
@@ -248,15 +277,31 @@ class Stage(Gauge):
         kept = [batch for batch in self._outer if not wanted(batch)]
         for batch in self._outer:
             if wanted(batch):
-                self.went(batch.size, batch.bytes)
-                batch.discard()
+                self._drop(batch)
         self._outer = deque(kept)
+
+    def give_head_back(self) -> None:
+        """Drop what is left of the head."""
+        head = self.head
+        assert head is not None
+        self.in_flight -= head.size - head.at
+        if self.loaded:
+            self.went(head.size - head.at, head.bytes)
+        else:
+            self._drop(head)
+
+    def _drop(self, batch: EventBatch) -> None:
+        """Count a batch as gone that has not been loaded."""
+        if batch.is_frame:
+            self.frame_went(batch.size, batch.bytes)
+        else:
+            self.went(batch.size, batch.bytes)
 
     def clear(self) -> None:
         """Drop everything, including the head; it will be replayed."""
-        for batch in (self.head, *self._outer):
-            if batch is not None:
-                batch.discard()
+        self.give_back(lambda _: True)
+        if self.head is not None:
+            self.give_head_back()
         self.head = None
         self._inner.clear()
         self._outer.clear()

@@ -194,8 +194,8 @@ def test_a_share_is_cut_by_what_events_weigh() -> None:
 
 
 def test_a_full_deserializer_holds_credit_back_too() -> None:
-    stage, deserializer = Stage(100), Gauge(StageSettings(capacity=10))
-    credit: Credit[str] = Credit(stage, deserializer)
+    deserializer = Gauge(StageSettings(capacity=10))
+    credit: Credit[str] = Credit(Stage(100, deserializer=deserializer))
     credit.join("a")
     deserializer.came(10, 0)
     assert credit.limit("a", 40, 50, credit.share) == 50

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from s4node.events.event import EventBatch
 from s4node.stages.executors import StageSettings
-from s4node.stages.stage import Stage, StageStatistics
+from s4node.stages.stage import Gauge, Stage, StageStatistics
 
 
 def test_batches_leave_in_the_order_in_which_they_came() -> None:
@@ -106,6 +106,14 @@ class Received:
         return str(number)
 
 
+class Frame(EventBatch):
+    """A batch that is decoded when it is loaded."""
+
+    __slots__ = ()
+
+    is_frame = True
+
+
 def outside(size: int) -> EventBatch:
     return EventBatch("clicks", 0, ["event"] * size, Received())
 
@@ -147,6 +155,36 @@ def test_a_stream_that_feeds_itself_overflows_at_its_capacity_and_returns_in_ord
     assert [stage.poll() for _ in range(5)] == [*batches[2:], last, late]
     assert stage.spilled == 0
     stage.validate()
+
+
+@given(st.lists(st.sampled_from(["frame", "poll", "load", "give back", "clear"]), max_size=40))
+def test_a_frame_counts_in_the_deserializer_of_all_stages_until_it_is_decoded_or_dropped(
+    moves: list[str],
+) -> None:
+    gauge = Gauge(StageSettings())
+    stages = [Stage(100, number, deserializer=gauge) for number in range(2)]
+    for turn, move in enumerate(moves):
+        stage = stages[turn % 2]
+        if move == "frame":
+            stage.offer(Frame("clicks", 0, ["event"] * (turn + 1), Received(), weight=10))
+            stage.offer(EventBatch("clicks", 0, ["event"], Received(), weight=10))
+        elif move == "poll" and stage.head is None:
+            stage.poll()
+        elif move == "load" and stage.head is not None and not stage.loaded:
+            stage.load()
+        elif move == "give back":
+            stage.give_back(lambda batch: batch.size % 2 == 0)
+            if stage.head is not None:
+                stage.give_head_back()
+                stage.head = None
+        elif move == "clear":
+            stage.clear()
+        undecoded = [batch for each in stages for batch in each.waiting]
+        undecoded += [each.head for each in stages if each.head is not None and not each.loaded]
+        frames = [batch for batch in undecoded if batch.is_frame]
+        assert gauge.depth == sum(batch.size for batch in frames)
+        assert gauge.bytes == 10 * len(frames)
+        stage.validate()
 
 
 def test_one_batch_that_is_larger_than_the_stage_needs_no_overflow() -> None:

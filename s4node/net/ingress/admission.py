@@ -52,7 +52,7 @@ from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt
 from s4node.stages.credit import Credit, Room, Stopped
-from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
+from s4node.stages.executors import UNLIMITED
 from s4node.stages.stage import Gauge, Stage
 
 MAX_AWAY = 16_384
@@ -62,8 +62,6 @@ _SOME_LANES = 256
 """The lanes that are detached at a time: less than a millisecond."""
 
 _NOWHERE = wire.Position(-1, 0)
-
-_NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 
 MAX_WATCHED = 4096
 """Producers that are noted to have come or gone before someone looks at them."""
@@ -79,16 +77,14 @@ PERIOD = 1.0
 class StreamAdmission:
     """All producers of one input stream on this node.
 
-    ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
-    counts their undecoded frames. ``room`` is that where the stream leads. If set, ``taken_from``
-    are the connections whose frames are taken. In a partition that is ``watched``, up to
-    ``MAX_WATCHED`` producers that come or go are noted.
+    ``stages`` are the stages of the partitions that this node owns; more may come. ``room`` is that
+    where the stream leads. If set, ``taken_from`` are the connections whose frames are taken. In a
+    partition that is ``watched``, up to ``MAX_WATCHED`` producers that come or go are noted.
     """
 
     stream: str
     stages: Mapping[int, Stage]
     effects: Effects
-    deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
     room: Room = field(default_factory=Room)
     taken_from: Collection[Hashable] | None = None
     roster: Roster = field(default_factory=Roster)
@@ -129,7 +125,7 @@ class StreamAdmission:
     def credit(self, partition: int) -> Credit[ProducerLane]:
         credit = self._credits.get(partition)
         if credit is None:
-            credit = self._credits[partition] = Credit(self.stages[partition], self.deserializer)
+            credit = self._credits[partition] = Credit(self.stages[partition])
         return credit
 
     def refusal(self, hello: wire.Hello) -> str:
@@ -339,7 +335,8 @@ class StreamAdmission:
         Waiting frames count in both stages. If the stream's stage drops, the deserializer never
         makes producers wait: events that it has no room for, the stage has no room for either.
         """
-        first, stage = self.deserializer, self.stages[lane.partition]
+        stage = self.stages[lane.partition]
+        first = stage.deserializer
         room = first.executor.admits(first, count, size, now)
         fits = max(0, min(count, stage.executor.admits(stage, count, size, now)))
         gauge = first
@@ -362,7 +359,7 @@ class StreamAdmission:
         """Let lanes go on that were held for lack of room in the stages."""
         if not (self.held or self._holding or self._stopped.producers):
             return
-        if self.held and self.deserializer.roomy:
+        if self.held:
             for lane in [each for each in self.held if self._has_room(each)]:
                 del self.held[lane]
                 lane.gap_first = UNLIMITED  # any further gap is a new one
@@ -377,7 +374,8 @@ class StreamAdmission:
     def _has_room(self, lane: ProducerLane) -> bool:
         if self.commits is not None and self.commits.cuts.is_due(lane.partition):
             return False
-        return self._is_open_to(lane.connection) and self.stages[lane.partition].roomy
+        stage = self.stages[lane.partition]
+        return stage.deserializer.roomy and stage.roomy and self._is_open_to(lane.connection)
 
     def _is_open_to(self, connection: Hashable) -> bool:
         return self.taken_from is None or connection in self.taken_from

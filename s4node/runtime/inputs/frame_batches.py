@@ -6,7 +6,6 @@ Rules
   fails, the frame is decoded event by event: bad events are refused, the others go on. That is
   slow, so it goes piece by piece, and others get their turn between two pieces. Frames with many
   events whose keys are not found go piece by piece, too.
-- Until it is decoded, a frame counts in the deserializer as well as in its stage.
 - A refused event is done at once. On a durable stream, where a commit may end anywhere in a frame,
   the producer's number must be able to pass the refused event together with later ones.
 - In a frame with events of other tasks, only the task's own events count as admitted, and only once
@@ -27,7 +26,6 @@ from s4node.net.ingress.producer_lane import FrameReceipt
 from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import Apart, Decoded, FrameDecoder
-from s4node.stages.stage import Gauge
 
 if TYPE_CHECKING:
     from s4node.runtime.outputs.outputs import Outputs
@@ -47,14 +45,13 @@ _NOTHING = memoryview(b"")
 class Deserializer:
     """How the frames of a stream are decoded: by the types that producers have declared.
 
-    ``gauge`` counts undecoded frames. ``router`` finds the tasks of events; it is None if their
-    producer does. On a durable stream, ``outputs`` send a producer's events from one
-    partition's task to another's. ``redispatched`` counts such events, ``uncounted`` those admitted
-    for other tasks, which count them, or for unknown tasks.
+    ``router`` finds the tasks of events; it is None if their producer does. On a durable stream,
+    ``outputs`` send a producer's events from one partition's task to another's. ``redispatched``
+    counts such events, ``uncounted`` those admitted for other tasks, which count them, or for
+    unknown tasks.
     """
 
-    def __init__(self, stream: Stream, gauge: Gauge, router: Router | None) -> None:
-        self.gauge = gauge
+    def __init__(self, stream: Stream, router: Router | None) -> None:
         self.router = router
         self.outputs: Outputs
         self.redispatched = 0
@@ -91,6 +88,8 @@ class FrameBatch(EventBatch):
 
     __slots__ = ("_apart", "_body", "_data", "_deserializer", "frame")
 
+    is_frame = True
+
     def __init__(
         self,
         deserializer: Deserializer,
@@ -111,36 +110,24 @@ class FrameBatch(EventBatch):
         self.receipt = self.frame = frame
         self._deserializer, self._data, self._body = deserializer, data, body
         self._apart: Apart | Decoded | None = None  # events that are taken piece by piece
-        deserializer.gauge.came(self.size, self.bytes)
 
     def precedes(self, other: EventBatch) -> bool:
         """Return True for a later frame of the same producer."""
         return isinstance(other, FrameBatch) and other.frame.progress is self.frame.progress
 
-    def discard(self) -> None:
-        """Drop the frame; its producer sends it again."""
-        if self._body is not _NOTHING:
-            self._body = _NOTHING
-            self._deserializer.gauge.went(self.size, self.bytes)
-
-    def load(self) -> EventBatch | None:
+    def load(self) -> FrameBatch | None:
         """Decode, refusing events that do not decode; return the rest if it goes piece by piece."""
-        rest = self.decode()
-        self.left()
-        return rest
-
-    def decode(self) -> FrameBatch | None:
-        """As ``load``, but the frame stays in the deserializer."""
         rest = None
         decoder, skip = self._deserializer.decoder, self.first - self._data.first
         if self._apart is None:
-            events = decoder.at_once(self._data, self._body)
+            body, self._body = self._body, _NOTHING
+            events = decoder.at_once(self._data, body)
             if events is not None:  # later events of the frame were shed
                 self.events = (
                     events if self.size == len(events) else events[skip : skip + self.size]
                 )
                 return None
-            apart = self._apart = decoder.apart(self._data, self._body)
+            apart = self._apart = decoder.apart(self._data, body)
             apart.skip(skip)
         if self.size > PIECE:
             rest = self._cut(PIECE)
@@ -158,10 +145,6 @@ class FrameBatch(EventBatch):
             self.frame.refuse(number, reason)
         self.receipt = self.frame.without(reasons, numbers)
         return rest
-
-    def left(self) -> None:
-        self._body = _NOTHING
-        self._deserializer.gauge.went(self.size, self.bytes)
 
     def keep_from(self, count: int) -> FrameBatch:
         """Split a frame that was decoded in one call; return the part after ``count`` events."""
@@ -189,16 +172,15 @@ class MixedFrameBatch(FrameBatch):
         """Count the frame as never admitted."""
         self._deserializer.uncounted -= self.size
 
-    def load(self) -> EventBatch | None:
+    def load(self) -> FrameBatch | None:
         """Decode, and keep the task's own events; send on the others as the task passes them."""
-        rest = self.decode()
+        rest = super().load()
         deserializer = self._deserializer
         assert deserializer.router is not None
         onward, sender = deserializer.outputs, self.frame.progress.producer
         found = sorted_out(self, self.frame, deserializer.router, onward, sender, PIECE)
         if found.seen < len(self.events):
             rest = self.keep_from(found.seen)
-        self.left()
         self.events, self.numbers, self.receipt = found.events, found.numbers, found.receipt
         self.strays = found.strays
         deserializer.redispatched += len(found.strays)

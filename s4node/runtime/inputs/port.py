@@ -33,13 +33,14 @@ from s4node.runtime.inputs.frame_batches import (
     FrameBatch,
     MixedFrameBatch,
 )
-from s4node.stages.stage import Stage, put_back
+from s4node.stages.stage import Gauge, Stage, put_back
 
 
 class InputPort:
     """Takes the frames of one stream into ``stages``, by partition, as ``admission`` allows.
 
-    Batches are effects, for the stages of their tasks. ``headers`` go with every answer to a hello,
+    Batches are effects, for the stages of their tasks. Those whose partitions are not known yet
+    count in the ``gauge`` of the deserializer only. ``headers`` go with every answer to a hello,
     and so does what an input ``leads`` to.
     A ``closed`` port admits frames only from ``members``, the connections of the app's other
     containers; producers keep theirs.
@@ -50,6 +51,7 @@ class InputPort:
         stream: Stream,
         stages: dict[int, Stage],
         admission: StreamAdmission,
+        gauge: Gauge,
         partitioner: Partitioner,
         hasher_name: str,
         headers: wire.Headers,
@@ -62,6 +64,7 @@ class InputPort:
         self._stages = stages
         self.admission = admission
         self.durable = admission.commits is not None
+        self._gauge = gauge
         self._unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
         self.forwarded = 0
         self.routing = ""
@@ -77,7 +80,7 @@ class InputPort:
             self._announced_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
             if self._partitions > 1:
                 router = Router(rule, partitioner)
-        self.deserializer = Deserializer(stream, self.admission.deserializer, router)
+        self.deserializer = Deserializer(stream, router)
 
     def open_partition(self, partition: int, stage: Stage) -> None:
         """Take frames for a partition that the container now owns."""
@@ -167,7 +170,9 @@ class InputPort:
             deserializer.uncounted += admitted.end - admitted.first
             self._deliver(MixedFrameBatch(deserializer, data, body, admitted))
         else:
-            self._unsorted.append(FrameBatch(deserializer, data, body, admitted))
+            batch = FrameBatch(deserializer, data, body, admitted)
+            self._gauge.came(batch.size, batch.bytes)
+            self._unsorted.append(batch)
             if len(self._unsorted) == 1:
                 self.sort_out(now)
         return ""
@@ -182,7 +187,7 @@ class InputPort:
         """Send a piece of the unsorted frames to its partitions; return True if more waits."""
         if self._unsorted:
             batch = self._unsorted.popleft()
-            rest = batch.decode()
+            rest = batch.load()
             rest = self._redispatch(batch, now) or rest
             if rest is not None:
                 put_back(self._unsorted, rest)
@@ -203,7 +208,7 @@ class InputPort:
             lane.refuse(batch.number(index), 1, f"{reason} (event {events[index]!r})")
         if len(failures) == PIECE and index + 1 < len(events):
             rest = batch.keep_from(index + 1)
-        batch.left()
+        self._gauge.went(batch.size, batch.bytes)
         parts = [(partition, share) for partition, share in enumerate(shares) if share]
         if not parts:
             receipt.done()

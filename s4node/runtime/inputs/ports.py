@@ -107,11 +107,11 @@ class Ports:
                 )
                 timed = isinstance(stream, InputStream) and stream.time is not None
                 roster = CommitRows(commits, timed=timed)
-            admission = StreamAdmission(
-                stream.name, stages, effects, deserializers[stream.name], room, roster=roster
+            admission = StreamAdmission(stream.name, stages, effects, room, roster=roster)
+            gauge, hasher = deserializers[stream.name], config[settings.HASHER]
+            made = InputPort(
+                stream, stages, admission, gauge, partitioner, hasher, headers, outputs.leads
             )
-            hasher = config[settings.HASHER]
-            made = InputPort(stream, stages, admission, partitioner, hasher, headers, outputs.leads)
             made.deserializer.outputs = outputs
             return made
 

@@ -175,7 +175,8 @@ class Pipeline(Room):
 
     def stage_of(self, stream: str, stage: str, partition: int | None = None) -> Stage:
         """A new stage of this name for a stream's events, of a partition or that leave us."""
-        queue = Stage(self.settings(stage, stream), partition)
+        gauge = self.deserializers[stream] if stage == STREAM else None
+        queue = Stage(self.settings(stage, stream), partition, deserializer=gauge)
         self._queues.setdefault(stream, []).append(queue)
         if self.order.edges.group(stream):
             self.spill(stream, queue)

@@ -105,7 +105,6 @@ class Backlog:
     def offer(self, batch: EventBatch) -> None:
         """Put a batch into the stage of its source; the caller wakes the loop."""
         if self.closed or (self._given_back and isinstance(batch, InputBatch)):
-            batch.discard()
             return
         stage = self.stages[batch.source]
         stage.offer(batch, self._clock())
@@ -319,10 +318,9 @@ class Backlog:
 
     def _abandon(self, batch: EventBatch) -> None:
         """Drop the batch at the head of its source."""
-        batch.discard()
         source = batch.source
         stage = self.stages[source]
-        stage.release(batch.size - batch.at, batch.bytes)
+        stage.give_head_back()
         if batch is self.at_hand:
             self.at_hand = None
         self._inner_waiting.pop(source, None)

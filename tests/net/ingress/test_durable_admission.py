@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lanes import NODE, Tick, route_of
 from msgspec.structs import replace
-from net_simulation import World, happen
+from net_simulation import World, happen, stages_of
 from seeds_of_the_day import every_fourth
 
 from s4node.errors import LimitReached
@@ -28,7 +28,7 @@ from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.stages.credit import Room
-from s4node.stages.stage import Gauge, Stage
+from s4node.stages.stage import Stage
 
 
 @pytest.mark.parametrize("seed", every_fourth(150))
@@ -595,14 +595,13 @@ class DurableWorld(World):
 
     def begin(self) -> None:
         """A life of the node begins."""
-        frames = self.admission.deserializer.settings
+        frames = self.admission.stages[0].deserializer.settings
         self.effects = Effects()
         self.roster = CommitRows(Commits(len(self.settings), window_events=self.window))
         self.admission = StreamAdmission(
             "ticks",
-            {number: Stage(settings, number) for number, settings in enumerate(self.settings)},
+            stages_of(len(self.settings), self.settings[0], frames),
             self.effects,
-            Gauge(frames),
             roster=self.roster,
         )
         for partition, rows in self.rows.items():
@@ -658,9 +657,13 @@ class DurableWorld(World):
 
     def process(self, partition: int, parts: int) -> None:
         """Process some events of the batch at hand."""
-        batch = self.at_hand.pop(partition, None) or self.admission.stages[partition].poll()
+        stage = self.admission.stages[partition]
+        batch = self.at_hand.pop(partition, None)
         if batch is None:
-            return
+            batch = stage.poll()
+            if batch is None:
+                return
+            stage.load()
         receipt = batch.receipt
         assert isinstance(receipt, BatchReceipt)
         name = receipt.progress.producer
@@ -671,14 +674,12 @@ class DurableWorld(World):
             if tick.user.startswith("bad"):
                 receipt.refuse(batch.number(index), "bad")
                 self.refused[name].add(tick.serial)
-        stage = self.admission.stages[partition]
         if batch.at < batch.size:
             stage.release(batch.at - before)
             receipt.complete(batch.number(before), batch.number(batch.at - 1) + 1)
             self.at_hand[partition] = batch
             return
         stage.release(batch.at - before, batch.bytes)
-        self.admission.deserializer.went(batch.size, batch.bytes)
         receipt.done()
         self.time += 1
         self.admission.tick(self.time, 1 << 30)
@@ -764,8 +765,9 @@ class DurableWorld(World):
                 break
         assert self.processed == self.saved
         assert not any(outbox.unsettled for outbox in self.outboxes.values())
-        for gauge in (self.admission.deserializer, *self.admission.stages.values()):
-            assert (gauge.depth, gauge.bytes) == (0, 0)
+        for stage in self.admission.stages.values():
+            for gauge in (stage, stage.deserializer):
+                assert (gauge.depth, gauge.bytes) == (0, 0)
         handled = sorted(serial for serials in self.processed.values() for serial in serials)
         assert handled == [n for n in range(self.serial) if n not in self.unsendable]
         for name, outbox in self.outboxes.items():

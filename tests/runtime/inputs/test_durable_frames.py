@@ -205,6 +205,7 @@ class Node:
             stream,
             self.stages,
             StreamAdmission("clicks", self.stages, self.effects, roster=self.roster),
+            self.stages[0].deserializer,
             Partitioner(2),
             "crc32m",
             {},

@@ -144,7 +144,8 @@ class Inputs:
         stages = {0: self.stage}
         roster = CommitRows(Commits()) if durable else Roster()
         admission = StreamAdmission("visits", stages, self.effects, roster=roster)
-        self.port = InputPort(stream, stages, admission, Partitioner(1), "crc32m", {}, {})
+        gauge = self.stage.deserializer
+        self.port = InputPort(stream, stages, admission, gauge, Partitioner(1), "crc32m", {}, {})
         self.fast = FastInputs([self.port], self)
 
     @property

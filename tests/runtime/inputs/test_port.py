@@ -387,6 +387,7 @@ class Node:
             stream,
             self.stages,
             StreamAdmission("clicks", self.stages, effects),
+            self.stages[0].deserializer,
             self.partitioner,
             "crc32m",
             {wire.MAX_FRAME_BYTES: 4096},
