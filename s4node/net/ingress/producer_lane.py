@@ -86,21 +86,34 @@ class Mark(NamedTuple):
     idle: bool = False
 
 
+Greeted: TypeAlias = tuple[Hashable, str, str]
+"""Whose hello it is: the connection, the stream and the producer."""
+
+
+class WaitingHello(NamedTuple):
+    """A hello whose answer waits for commits. There is none yet if it must be handled again."""
+
+    hello: wire.Hello
+    answer: wire.Hello | None
+
+
 class Effects:
     """The effects of frames, steps and commits, until it is carried out between two turns.
 
     Batches are delivered at once, and times before a commit. A second effect of another kind joins
     the first one. What is stale by then is dropped: an answer to a lane without a connection, a
-    time after events that were rolled back, a commit of a task that has gone.
+    time after events that were rolled back, a commit of a task that has gone, a hello of a
+    connection that has ended.
     """
 
-    __slots__ = ("answers", "batches", "commits", "committed", "times")
+    __slots__ = ("answers", "batches", "commits", "committed", "hellos", "times")
 
     def __init__(self) -> None:
         self.batches: list[EventBatch] = []  # for their tasks
         self.answers: dict[ProducerLane, None] = {}  # whose producers are to get a verdict
         self.times: list[tuple[ProducerLane, Mark]] = []  # what producers have reported, that holds
         self.commits: dict[int, float] = {}  # by partition: for how many seconds others can wait
+        self.hellos: dict[Greeted, WaitingHello] = {}  # that wait for commits
         self.committed = False  # hellos that wait for a commit may be answered
 
     def __bool__(self) -> bool:

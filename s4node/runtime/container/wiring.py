@@ -257,7 +257,7 @@ class Parts:
         effects = self._effects
         if effects.committed:
             effects.committed = False
-            self.inputs.committed()
+            self.inputs.answer_hellos()
         if effects.commits:
             self.partitions.have_committed(effects.commits)
 

@@ -12,7 +12,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import trio
 
@@ -31,7 +30,7 @@ from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.commit_rows import CommitRows
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.flow import Presence
-from s4node.net.ingress.producer_lane import Effects, ProducerLane, cuts_of
+from s4node.net.ingress.producer_lane import Effects, ProducerLane, WaitingHello, cuts_of
 from s4node.net.ingress.roster import Roster
 from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
@@ -45,18 +44,6 @@ from s4node.stages.stage import Gauge, Stage
 log = get_logger("s4node.runtime")
 
 _NO_HEADERS: wire.Headers = {}
-
-
-class _Waiting(NamedTuple):
-    """A hello whose answer waits for commits. There is none yet if it must be handled again."""
-
-    hello: wire.Hello
-    connection: Connection
-    answer: wire.Hello | None
-
-    @property
-    def whose(self) -> tuple[Connection, str, str]:
-        return self.connection, self.hello.stream, self.hello.peer
 
 
 class Ports:
@@ -94,7 +81,7 @@ class Ports:
         self._deserializers = deserializers
         self._streams_of: dict[Connection, dict[str, None]] = {}
         self._left = False
-        self._waiting: list[_Waiting] = []
+        self._effects = effects
 
         def port(stream: Stream) -> InputPort:
             stages: dict[int, Stage] = {}
@@ -151,18 +138,19 @@ class Ports:
                 [lane for lane in port.admission.lanes.values() if lane.partition == partition],
             )
             port.revoke(partition)
-        self.committed(changed=True)  # hellos that waited are answered: ask the next owner
+        self.answer_hellos(changed=True)  # ask the next owner
 
     def roll_back(self, partition: int) -> None:
         """Have producers go back, because the task of a partition was rolled back."""
         for producers in self.durable:
             producers.roll_back(partition)
-        self.committed(changed=True)
+        self.answer_hellos(changed=True)
 
     # -- producers ---------------------------------------------------------------------------
 
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello | None:
         """Open a stream for a producer, or say why not; None if the answer comes later."""
+        self._effects.hellos.pop((connection, hello.stream, hello.peer), None)  # this one counts
         port = self.ports.get(hello.stream)
         if self._is_member(hello):
             port = port or self.inner.get(hello.stream)
@@ -183,16 +171,21 @@ class Ports:
             return self._refusal(hello, connection.limited(str(reached)), {wire.WHY: wire.LIMIT})
         if answer is None:
             connection.takes_over(before, hello)
-            self._waiting.append(_Waiting(hello, connection, None))
+            self._wait(hello, connection, None)
             return None
         if answer.error:
             return answer
         connection.takes_over(before, hello)
         if not self._is_member(hello) and port.admission.roster.must_save(hello.peer):
-            self._waiting.append(_Waiting(hello, connection, answer))
+            self._wait(hello, connection, answer)
             return None
         self._opened(port, hello, connection)
         return answer
+
+    def _wait(self, hello: wire.Hello, connection: Connection, answer: wire.Hello | None) -> None:
+        """Have a hello answered after a commit."""
+        whose = connection, hello.stream, hello.peer
+        self._effects.hellos[whose] = WaitingHello(hello, answer)
 
     def _opened(self, port: InputPort, hello: wire.Hello, connection: Connection) -> None:
         self._streams_of.setdefault(connection, {})[hello.stream] = None
@@ -202,20 +195,21 @@ class Ports:
     def _is_member(self, hello: wire.Hello) -> bool:
         return hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
 
-    def committed(self, *, changed: bool = False) -> None:
+    def answer_hellos(self, *, changed: bool = False) -> None:
         """Answer hellos that have waited for a commit. If the partitions or numbers have
         ``changed``, those that wait to be saved begin again."""
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            hello, connection, answer = each
+        hellos = self._effects.hellos
+        for whose, (hello, answer) in list(hellos.items()):
+            connection, port = whose[0], self.port(hello.stream)
+            assert isinstance(connection, Connection)
+            assert port is not None
+            saves = answer is not None and not changed
+            if connection.live and saves and port.admission.roster.saves(hello.peer):
+                continue
+            del hellos[whose]
             if not connection.live:
                 continue
-            port = self.port(hello.stream)
-            assert port is not None
-            if answer is not None and not changed:
-                if port.admission.roster.saves(hello.peer):
-                    self._waiting.append(each)
-                    continue
+            if saves:
                 self._opened(port, hello, connection)
             else:
                 reason = connection.outdated(hello, port.admission)
@@ -279,11 +273,9 @@ class Ports:
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
         port = self.port(end.stream)
         if port is not None:
-            ended = connection, end.stream, end.producer
-            waited = [each for each in self._waiting if each.whose == ended]
-            self._waiting = [each for each in self._waiting if each.whose != ended]
+            waited = self._effects.hellos.pop((connection, end.stream, end.producer), None)
             # lanes with events of an earlier life have no connection before these are committed
-            without = any(each.answer is None for each in waited)
+            without = waited is not None and waited.answer is None
             port.admission.forget(end.producer, None if without else connection)
             connection.left(end.stream, end.producer)
 
