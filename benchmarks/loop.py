@@ -138,7 +138,10 @@ class _Feed:
         self._size = size
         self._next = 0
         self._numbers = [Number(number) for number in range(size)]
-        self._progress = InputProgress(ssp, 0, lambda *_: None)
+        self._progress = InputProgress(ssp, 0, self)
+
+    def refused(self, *_: object) -> None:
+        """Nothing is refused."""
 
     @property
     def safe(self) -> int:

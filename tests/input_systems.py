@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from s4node.config.config import Config
 from s4node.errors import S4Error, leaves
+from s4node.offsets.input_progress import InputReceipt
 from s4node.systems.memory import MemorySystem
 
 _made: dict[str, MemorySystem] = {}
@@ -50,3 +52,13 @@ def dies(error: type[Exception], match: str = "") -> Iterator[None]:
             raise
     else:
         pytest.fail(f"no {error.__name__} was raised")
+
+
+class RefusalList:
+    """A task that reads a partition; it lists the offsets and reasons of what it cannot process."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[int, str]] = []
+
+    def refused(self, _receipt: InputReceipt, number: int, reason: str, _event: Any) -> None:
+        self.refusals.append((number, reason))

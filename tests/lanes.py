@@ -95,3 +95,10 @@ def drained(route: NodeRoute) -> list[bytes]:
     while made := route.frames(1 << 17):
         out += made
     return out
+
+
+class Changes(list[bool]):
+    """The owner of an end of a connection, which lists when its peer has come and gone."""
+
+    def set_connected(self, connected: bool) -> None:
+        self.append(connected)

@@ -94,11 +94,13 @@ def test_what_the_app_has_open_stays_open_in_a_child() -> None:
 
 DIALS_AND_FORKS = """
 import os, sys, trio
+from types import SimpleNamespace
 from s4node.net.transport.pair_socket import PairSocket
 
 async def main():
     connected = trio.Event()
-    near = PairSocket.dialing(sys.argv[1], 1024, lambda _: connected.set())
+    owner = SimpleNamespace(set_connected=lambda _: connected.set())
+    near = PairSocket.dialing(sys.argv[1], 1024, owner)
     await connected.wait()
     if os.fork() == 0:
         os.read(0, 1)

@@ -35,7 +35,7 @@ def test_an_event_touches_no_more_code_than_before(
 
 def test_no_more_callables_are_injected_and_no_more_parts_may_be_absent_than_before() -> None:
     found = ways().counted()
-    assert len(found.callables) <= 46, found.callables
+    assert len(found.callables) <= 30, found.callables
     assert len(found.absences) <= 14, found.absences
 
 

@@ -20,7 +20,7 @@ from s4node.config.config import Config
 from s4node.errors import LimitReached, StoreError
 from s4node.log.feed import Feed
 from s4node.log.hosted import HostedStream, Shared
-from s4node.log.hosted_streams import HostedStreams, WhoHas
+from s4node.log.hosted_streams import HostedStreams, LogOwner
 from s4node.log.questions import Questions
 from s4node.log.sink.sink_file import SinkFile
 from s4node.log.sinks import Sinks
@@ -45,8 +45,8 @@ _SETTLE_SECONDS = 0.005
 class LogHost:
     """Serves the log in the folder of ``config`` to the peers of a listener.
 
-    Every answer carries ``node`` and ``headers``. ``taken`` says which stream names the owner of
-    the listener uses itself. ``effects`` are the listener's; its ``waker`` has it send verdicts.
+    Every answer carries ``node`` and ``headers``. ``owner`` is that of the listener, ``effects``
+    are the listener's; its ``waker`` has it send verdicts.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LogHost:
         node: str,
         incarnation: str,
         headers: wire.Headers,
-        taken: WhoHas,
+        owner: LogOwner,
         waker: Waker,
         effects: Effects,
     ) -> None:
@@ -66,7 +66,7 @@ class LogHost:
         self._node = node
         self._incarnation = incarnation
         self._headers = headers
-        self._taken = taken
+        self._owner = owner
         self._feeds: dict[Connection, Feed] = {}
         self._scopes: dict[Connection, trio.CancelScope] = {}
         self._streams: HostedStreams
@@ -84,7 +84,7 @@ class LogHost:
             stage = StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
             shared = Shared(Gauge(stage), self._effects, self._waker, self._feeds)
             address = str(self._headers.get(wire.ADDRESS, self._node))
-            self._streams = HostedStreams(self._config, store, shared, self._taken, address)
+            self._streams = HostedStreams(self._config, store, shared, self._owner, address)
             log.info(
                 "the log is open",
                 folder=self._config[settings.LOG_FOLDER],
@@ -118,7 +118,7 @@ class LogHost:
     def check_names(self) -> None:
         """Raise StoreError if the listener's owner also serves a stream of the log."""
         for name in self._streams.by_name:
-            taken = self._taken(name)
+            taken = self._owner.taker_of(name)
             if taken:
                 raise StoreError(
                     f"the log in {self._config[settings.LOG_FOLDER]} has a stream {name!r}, and so "

@@ -8,8 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from s4node.config import settings
 from s4node.config.config import Config
@@ -20,20 +19,25 @@ from s4node.log.hosted import HostedStream, Shared
 from s4node.log.store import SPOOL, LogStore
 from s4node.log.streams import LogStream
 
-WhoHas = Callable[[str], str]
-"""Says who else serves a stream of this name at this address; empty if nobody does."""
+
+class LogOwner(Protocol):
+    """The other part that serves streams at the address of a log."""
+
+    def taker_of(self, stream: str) -> str:
+        """The part that serves a stream of this name itself; empty if none does."""
+        ...
 
 
 class HostedStreams:
     """The streams of ``store``, with what they have ``shared``; ``address`` is for messages.
-    ``taken`` says which names the owner of the listener uses itself."""
+    ``owner`` is that of the log."""
 
     def __init__(
         self,
         config: Config,
         store: LogStore,
         shared: Shared,
-        taken: WhoHas,
+        owner: LogOwner,
         address: str,
     ) -> None:
         self.store = store
@@ -44,7 +48,7 @@ class HostedStreams:
         """True once nothing more is admitted."""
         self._config = config
         self._shared = shared
-        self._taken = taken
+        self._owner = owner
         self._address = address
 
     @property
@@ -73,7 +77,7 @@ class HostedStreams:
         self, name: str, partitions: int, key: str, **retention: Any
     ) -> HostedStream:
         """Create a stream, or find the one with these settings; raises StoreError."""
-        taken = self._taken(name)
+        taken = self._owner.taker_of(name)
         if taken:
             raise StoreError(f"{taken} already has a stream {name!r}; choose another name")
         if name.startswith(SPOOL):

@@ -30,7 +30,7 @@ _LAST_SECONDS = 1.0
 class Reporting:
     """Reports the values of ``take`` every ``interval`` seconds, to reporters by name.
 
-    ``failures`` counts the failures of each reporter.
+    ``failures`` counts the failures of each reporter. ``run`` sets ``started``.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Reporting:
         job: str,
         container: str,
     ) -> None:
+        self.started = False
         self.failures = {name: 0 for name, _ in reporters}
         self._reporters = reporters
         self._take = take
@@ -64,6 +65,7 @@ class Reporting:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Report until cancelled, and once more then."""
+        self.started = True
         async with trio.open_nursery() as nursery:
             for name, reporter in self._reporters:
                 await nursery.start(self._serve, name, reporter)

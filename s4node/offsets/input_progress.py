@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from s4node.offsets.receipts import BatchReceipt, LowWatermark
 
@@ -19,16 +19,21 @@ if TYPE_CHECKING:
 
 InputReceipt: TypeAlias = BatchReceipt["InputProgress"]
 
-Refused = Callable[[InputReceipt, int, str, Any], None]
-"""Takes an event that cannot be processed: its batch's receipt, its offset, the reason, and the
-event, or its bytes if it does not decode."""
+
+class ProgressOwner(Protocol):
+    """The task that reads the partition, as far as its progress knows it."""
+
+    def refused(self, receipt: InputReceipt, number: int, reason: str, event: Any) -> None:
+        """Take an event that cannot be processed, at the offset ``number`` of its batch; or its
+        bytes if it does not decode."""
+        ...
 
 
 class InputProgress:
     """The progress of one task in ``ssp``, read from ``start`` on.
 
     ``committed`` is the offset at which a restart would resume, None before the first commit.
-    ``on_refused`` is called with events that no task could process; ``on_safe``, if set, with the
+    ``owner`` gets the events that no task could process. ``on_safe``, if set, is called with the
     new ``safe`` after each batch or piece of one. ``startpoints`` are the ids of the startpoints
     that gave ``start``, until that is committed.
     """
@@ -37,9 +42,9 @@ class InputProgress:
         "_low",
         "committed",
         "epoch",
-        "on_refused",
         "on_safe",
         "origin",
+        "owner",
         "ssp",
         "start",
         "startpoints",
@@ -48,14 +53,14 @@ class InputProgress:
     by_event = True
     returns = 0
 
-    def __init__(self, ssp: SystemStreamPartition, start: int, on_refused: Refused) -> None:
+    def __init__(self, ssp: SystemStreamPartition, start: int, owner: ProgressOwner) -> None:
         self.ssp = ssp
         self.origin = str(ssp)
         self.start = start
         self.committed: int | None = None
         self.epoch = 0
         """The epoch of the partition that ``safe`` belongs to; 0 if it has no epochs."""
-        self.on_refused = on_refused
+        self.owner = owner
         self.on_safe: Callable[[int], None] | None = None
         self.startpoints: frozenset[str] = frozenset()
         self._low = LowWatermark(start)
@@ -80,7 +85,7 @@ class InputProgress:
         shed: bool,  # noqa: ARG002 - by another container of the app
     ) -> None:
         """Report an event of a batch that was not processed."""
-        self.on_refused(receipt, number, reason, event)
+        self.owner.refused(receipt, number, reason, event)
 
     def describe(self, number: int) -> str:
         return f"{number}"

@@ -21,6 +21,7 @@ from s4node.errors import StageBroken
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.certificates.identity import Holder
 from s4node.net.transport.pair_socket import host_and_port
+from s4node.net.transport.sp_socket import PipeOwner
 from s4node.testing.runs import Run, Runs, host
 
 _MOST_ENVELOPES = 16
@@ -124,12 +125,12 @@ class MemoryNetwork:
         self,
         address: str,
         max_bytes: int,
-        on_change: Callable[[bool], None],
+        owner: PipeOwner,
         credentials: Credentials | None,
     ) -> _End:
         """Connect now, and reconnect whenever the connection is lost."""
         del max_bytes, credentials  # the reader checks sizes, and the network has no others
-        end = _End(self, host.get(), on_change)
+        end = _End(self, host.get(), owner)
         end.dials(*host_and_port(address))
         return end
 
@@ -210,12 +211,12 @@ class _Caller:
         self._host = name
         self._end = end
 
-    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
+    def make_pipe(self, max_bytes: int, owner: PipeOwner) -> _End:
         """The connection; raises StageBroken if it is gone."""
         del max_bytes
         if self._end.closed:
             raise StageBroken("the caller is gone")
-        ours = _End(self._network, self._host, on_change)
+        ours = _End(self._network, self._host, owner)
         ours.joins(self._end)
         return ours
 
@@ -228,9 +229,7 @@ class _Caller:
 class _End:
     """One end of a pipe; see the contract :class:`~s4node.net.transport.network.Pipe`."""
 
-    def __init__(
-        self, network: MemoryNetwork, name: str, on_change: Callable[[bool], None]
-    ) -> None:
+    def __init__(self, network: MemoryNetwork, name: str, owner: PipeOwner) -> None:
         self.host = name
         self.far = ""
         self.process = network.runs.here
@@ -240,7 +239,7 @@ class _End:
         self.holder: Holder | None = None
         self.unfinished = self.untaken = self.taken = self.sent = self.unsent = 0
         self._network = network
-        self._on_change = on_change
+        self._owner = owner
         self._peer: _End | None = None
         self._target: tuple[str, int] | None = None
         self._tries = 0
@@ -292,7 +291,7 @@ class _End:
             self.connected = True
             self._sent = 0
             self._writable.unpark_all()
-            self._on_change(True)
+            self._owner.set_connected(True)
 
     def lose(self) -> None:
         """Break the connection, for both ends."""
@@ -309,7 +308,7 @@ class _End:
         self._readable.unpark_all()
         if not self.closed:
             if was or self._target is None:
-                self._on_change(False)
+                self._owner.set_connected(False)
             self.dial_later()
 
     async def close(self) -> None:

@@ -76,6 +76,8 @@ async def test_an_error_while_one_peer_is_answered_ends_only_its_connection() ->
     class Clumsy:
         """Stumbles over one stream, now and when it tells the peer."""
 
+        held = False
+
         def __init__(self) -> None:
             self.heard: list[str] = []
 

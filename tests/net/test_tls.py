@@ -16,6 +16,7 @@ import pytest
 import trio
 from certificates import TLS, Issuer
 from harness import data_frame, limit_peers, plain_errors, run_s4, running, s4_process, until
+from lanes import Changes
 from log_nodes import Tap, log_node
 from recording_app import RecordingApp
 from several_containers import nodes, words
@@ -257,7 +258,7 @@ async def test_a_client_sends_nothing_to_a_server_that_is_not_a_node_of_its_clus
             while True:
                 caller = await place.accept()
                 assert caller is not None
-                pipe = caller.make_pipe(1 << 20, lambda _: None)
+                pipe = caller.make_pipe(1 << 20, Changes())
                 while not pipe.fault and not pipe._ended:
                     await pipe.wait_readable()
                     got.extend(filter(None, [pipe.receive_nowait()]))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
+from input_systems import RefusalList
 
 from s4node.offsets.input_progress import InputProgress, InputReceipt, taken
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
@@ -67,12 +68,12 @@ def test_held_events_are_not_done_before_they_are_released() -> None:
 
 
 def test_refusals_go_to_the_given_handler() -> None:
-    told: list[tuple[int, str]] = []
-    it = InputProgress(SSP, 0, lambda _, number, reason, __: told.append((number, reason)))
+    owner = RefusalList()
+    it = InputProgress(SSP, 0, owner)
     whole = receipt(it, 0, 4)
     PartReceipt(whole, [1, 2]).refuse(2, "no key")
     whole.refuse(0, "full", shed=True)
-    assert told == [(2, "no key"), (0, "full")]
+    assert owner.refusals == [(2, "no key"), (0, "full")]
 
 
 @given(st.data())
@@ -144,7 +145,7 @@ SSP = SystemStreamPartition("memory", "clicks", 0)
 
 
 def progress(start: int = 0) -> InputProgress:
-    return InputProgress(SSP, start, lambda *_: None)
+    return InputProgress(SSP, start, RefusalList())
 
 
 def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputReceipt:

@@ -48,6 +48,8 @@ _FAREWELL_SECONDS = 1.0
 class Redirector:
     """Answers hellos at the node's own address; ``status`` says how the node is."""
 
+    held = False
+
     def __init__(
         self,
         config: Config,
@@ -71,7 +73,7 @@ class Redirector:
                 node=node,
                 incarnation=tokens.fresh(6),
                 headers=self._headers,
-                taken=self._taken,
+                owner=self,
                 waker=self._listener.waker,
                 effects=self._listener.effects,
             )
@@ -141,7 +143,7 @@ class Redirector:
         process = process_statistics(os.getpid())
         return found if process is None else [*found, *samples(process)]
 
-    def _taken(self, stream: str) -> str:
+    def taker_of(self, stream: str) -> str:
         """Who takes a stream if an app of the node does; else, and before ``run``, empty."""
         found = self._lookup(stream, False) if self._open else ""
         return "an app of this node" if found and not isinstance(found, str) else ""

@@ -84,9 +84,7 @@ class Client:
         self._incarnation = batch or tokens.fresh(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
-        self._emitter = Emitter(
-            credentials=credentials, queue_size=queue_size, on_news=self._on_news
-        )
+        self._emitter = Emitter(credentials=credentials, queue_size=queue_size, owner=self)
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -303,7 +301,8 @@ class Client:
             raise failure
         return refusals
 
-    def _on_news(self) -> None:
+    def take_news(self) -> None:
+        """Go on after news of a node; its connections call this."""
         self._news.unpark_all()
         for stream in self._streams.values():
             stream.warn_unknown()

@@ -122,7 +122,7 @@ class ReaderLink:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled."""
-        self._socket = self._dialled.dial(self._changed)
+        self._socket = self._dialled.dial(self)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -134,10 +134,10 @@ class ReaderLink:
                     self._on_news()
         finally:
             socket, self._socket = self._socket, None
-            self._changed(False)
+            self.set_connected(False)
             await socket.close()
 
-    def _changed(self, connected: bool) -> None:
+    def set_connected(self, connected: bool) -> None:
         if not connected:
             if self._socket is not None:
                 self._take_arrived(self._socket)

@@ -10,7 +10,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 import trio
 
@@ -23,11 +24,17 @@ _MOMENT = 0.5
 """Seconds that connecting to a node may take."""
 
 
+class EmitterOwner(Protocol):
+    """The owner of the outboxes that an emitter carries."""
+
+    def take_news(self) -> None:
+        """A verdict or hello has come, events have left the queues, or a peer has come or gone."""
+
+
 class Emitter:
     """Carries any number of outboxes to the cluster of the nodes at ``seeds``.
 
-    ``credentials`` are for nodes that speak TLS. ``on_news`` is called after a verdict or hello,
-    when events have left the queues, and when a peer has come or gone.
+    ``credentials`` are for nodes that speak TLS. ``owner`` gets news of outboxes and peers.
     """
 
     def __init__(
@@ -36,14 +43,14 @@ class Emitter:
         *,
         credentials: Credentials | None,
         queue_size: int,
-        on_news: Callable[[], None],
+        owner: EmitterOwner,
     ) -> None:
         self.links: dict[str, Link] = {}
         self.carried: list[Routes] = []
         self._seeds = tuple(seeds)
         self._credentials = credentials
         self._queue_size = queue_size
-        self._on_news = on_news
+        self._owner = owner
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[str, trio.CancelScope] = {}
         self._sole: Link | None = None
@@ -189,7 +196,7 @@ class Emitter:
             if routes.regrouped:
                 self._settle()
                 break
-        self._on_news()
+        self._owner.take_news()
 
     def take_loss(self, link: Link) -> None:
         """Dial other nodes that may know the new owners of a lost peer's partitions."""
@@ -197,7 +204,7 @@ class Emitter:
             for node in route.routes.nodes:
                 route.routes.to(node)
         self._settle()
-        self._on_news()
+        self._owner.take_news()
 
     def _settle(self) -> None:
         """Open and close links, to have exactly those that the outboxes' routes need."""

@@ -171,7 +171,7 @@ class Link:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; events without a verdict stay in the outboxes."""
-        self._socket = self._dialled.dial(self._changed)
+        self._socket = self._dialled.dial(self)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -183,7 +183,7 @@ class Link:
             await self._socket.close()
             self._socket = None
 
-    def _changed(self, connected: bool) -> None:
+    def set_connected(self, connected: bool) -> None:
         if not connected and self._socket is not None:
             self._take(self._socket.receive_nowait())
         self._control.clear()

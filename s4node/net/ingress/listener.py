@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -47,6 +47,11 @@ _LOOK_SECONDS = 1.0
 class FrameHandler(Protocol):
     """Takes the frames of a listener."""
 
+    @property
+    def held(self) -> bool:
+        """True while nothing is to be read."""
+        ...
+
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         """Take a frame of a peer."""
         ...
@@ -69,7 +74,7 @@ def no_log(query: wire.Query) -> bytes:
 
 
 class Listener:
-    """The configured listener; nothing is read while ``held`` returns True.
+    """The configured listener; its frames go to ``handler``.
 
     Once it listens, ``address`` is the address for others: with the actual port, and the host
     that it advertises, which may have another port. ``effects`` are those of its peers' lanes.
@@ -80,7 +85,6 @@ class Listener:
         self,
         config: Config,
         handler: FrameHandler,
-        held: Callable[[], bool] | None = None,
     ) -> None:
         self.address = config[settings.LISTENER_ADDRESS]
         self.connections: dict[Connection, None] = {}
@@ -100,7 +104,6 @@ class Listener:
         self._max_connections = config[settings.LISTENER_MAX_CONNECTIONS]
         self._handshake = config[settings.COMM_TIMEOUT]
         self._hosts: Counter[str] = Counter()
-        self._held = held
         self._news = self._peers.news
         self._accepting = trio.CancelScope()
         self._slices = Slices()
@@ -289,7 +292,7 @@ class Listener:
         peer = caller.name
         connection = Connection(self._peers, peer, self.counts["connections"])
         try:
-            connection.socket = caller.make_pipe(self._max_envelope, connection.set_connected)
+            connection.socket = caller.make_pipe(self._max_envelope, connection)
         except StageBroken as error:
             self.counts["connections refused"] += 1
             self._peers.warn("a connection cannot be taken; closed", peer, error=str(error))
@@ -332,7 +335,7 @@ class Listener:
                     patience.deadline = math.inf  # it has said something, or has gone
                 else:
                     await trio.lowlevel.checkpoint()
-                while self._held is not None and self._held():  # noqa: ASYNC110 - rare, and short
+                while self._handler.held:  # noqa: ASYNC110 - rare, and short
                     await trio.sleep(_RETRY_SECONDS)
                 if connection.congested:
                     await connection.wait_clear()

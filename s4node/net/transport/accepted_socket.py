@@ -8,7 +8,6 @@ Rules
 from __future__ import annotations
 
 import socket as stdlib
-from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -17,7 +16,7 @@ from s4node.errors import StageBroken
 from s4node.forks import closed_in_forks
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
-from s4node.net.transport.sp_socket import SpSocket
+from s4node.net.transport.sp_socket import PipeOwner, SpSocket
 
 _RECEIVED_BYTES = 262_144
 _KERNEL_BYTES = 1 << 20
@@ -72,13 +71,13 @@ class Accepted:
         self._buffer = buffer
         self._credentials = credentials
 
-    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None]) -> SpSocket:
+    def make_pipe(self, max_bytes: int, owner: PipeOwner) -> SpSocket:
         """Accept the connection; raises StageBroken, and closes it, if it has ended."""
         try:
             if self._credentials is not None:
                 self._raw.setblocking(False)
                 self._raw = self._credentials.serving(self._raw)
-            return SpSocket(self._raw, self._buffer, max_bytes, on_change, self._credentials)
+            return SpSocket(self._raw, self._buffer, max_bytes, owner, self._credentials)
         except OSError as error:
             self._raw.close()
             raise StageBroken(f"an accepted connection has ended: {error}") from error

@@ -11,13 +11,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from s4node.errors import RemoteFrameError
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport import network
 from s4node.net.transport.network import DialledPipe, Pipe
+from s4node.net.transport.sp_socket import PipeOwner
 from s4node.net.wire import frame as wire
 
 _MAX_BYTES = 16_777_216
@@ -33,9 +33,9 @@ class DialledPeer:
         self.answers = PeerAnswers()
         self._log = log
 
-    def dial(self, on_change: Callable[[bool], None]) -> DialledPipe:
-        """Connect, and reconnect until closed; ``on_change(connected)`` reports each change."""
-        return network.current.dial(self.address, _MAX_BYTES, on_change, self.credentials)
+    def dial(self, owner: PipeOwner) -> DialledPipe:
+        """Connect, and reconnect until closed; ``owner`` learns of each change."""
+        return network.current.dial(self.address, _MAX_BYTES, owner, self.credentials)
 
     def frames(self, socket: Pipe, data: bytes) -> list[wire.Frame]:
         """The good frames of an envelope that has come over ``socket``."""

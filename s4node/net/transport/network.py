@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from typing import Protocol
@@ -19,6 +19,7 @@ from s4node.net.certificates.identity import Holder
 from s4node.net.transport.accepted_socket import Accepting, listen_tcp
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.transport.probe import look
+from s4node.net.transport.sp_socket import PipeOwner
 from s4node.net.transport.tls_socket import TlsSocket
 
 
@@ -103,7 +104,7 @@ class Caller(Protocol):
 
     name: str
 
-    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None], /) -> AcceptedPipe:
+    def make_pipe(self, max_bytes: int, owner: PipeOwner, /) -> AcceptedPipe:
         """Accept the connection; raises StageBroken if it has ended."""
         ...
 
@@ -139,7 +140,7 @@ class Network(Protocol):
         self,
         address: str,
         max_bytes: int,
-        on_change: Callable[[bool], None],
+        owner: PipeOwner,
         credentials: Credentials | None,
         /,
     ) -> DialledPipe:
@@ -169,13 +170,13 @@ class Tcp:
         self,
         address: str,
         max_bytes: int,
-        on_change: Callable[[bool], None],
+        owner: PipeOwner,
         credentials: Credentials | None,
     ) -> PairSocket | TlsSocket:
         """Connect now, and reconnect whenever the connection is lost."""
         if not is_tls(address):
-            return PairSocket.dialing(address, max_bytes, on_change)
-        return TlsSocket(address, max_bytes, on_change, credentials)
+            return PairSocket.dialing(address, max_bytes, owner)
+        return TlsSocket(address, max_bytes, owner, credentials)
 
     def is_private(self, host: str) -> bool:
         with suppress(ValueError):

@@ -16,7 +16,6 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 
 import pynng
@@ -27,6 +26,7 @@ from s4node.errors import ConfigError, S4Error, StageBroken
 from s4node.forks import connections_closed_in_forks
 from s4node.net.certificates.credentials import SCHEME
 from s4node.net.transport import fork_guard
+from s4node.net.transport.sp_socket import PipeOwner
 
 _AGAIN = int(pynng.lib.NNG_EAGAIN)
 _NOWAIT = int(pynng.lib.NNG_FLAG_NONBLOCK)
@@ -66,10 +66,10 @@ def need_trio() -> None:
 class PairSocket:
     """A connection to one peer. Make it with :meth:`dialing`.
 
-    ``on_change(connected)`` is called in the trio thread whenever the peer comes or goes.
+    ``owner`` learns in the trio thread whenever the peer comes or goes.
     """
 
-    def __init__(self, max_bytes: int, on_change: Callable[[bool], None]) -> None:
+    def __init__(self, max_bytes: int, owner: PipeOwner) -> None:
         fork_guard.use()
         self._socket = pynng.Pair0(
             recv_buffer_size=_BUFFERED_ENVELOPES,
@@ -78,7 +78,7 @@ class PairSocket:
             reconnect_time_min=REDIAL_MS,
             reconnect_time_max=REDIAL_MOST_MS,
         )
-        self._on_change = on_change
+        self._owner = owner
         self._token = trio.lowlevel.current_trio_token()
         self._ends: dict[int, tuple[str, str]] = {}  # the addresses of pipes
         self._socket.add_post_pipe_connect_cb(self._came)
@@ -95,10 +95,10 @@ class PairSocket:
         self.connected = False
 
     @classmethod
-    def dialing(cls, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
+    def dialing(cls, address: str, max_bytes: int, owner: PipeOwner) -> PairSocket:
         """Connect now, and reconnect whenever the connection is lost."""
         host_and_port(address)
-        self = cls(max_bytes, on_change)
+        self = cls(max_bytes, owner)
         try:
             self._dialer = self._socket.dial(address, block=False)
         except pynng.NNGException as error:
@@ -178,7 +178,7 @@ class PairSocket:
             self._redial_after(min(REDIAL_MS << self._unanswered, REDIAL_MOST_MS))
         self._unanswered += connected
         self.connected = connected
-        self._on_change(connected)
+        self._owner.set_connected(connected)
 
     def _redial_after(self, most_ms: int) -> None:
         if self._dialer is not None:

@@ -20,10 +20,10 @@ from __future__ import annotations
 import socket as stdlib
 import ssl
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
 from termios import FIONREAD
+from typing import Protocol
 
 import trio
 
@@ -53,10 +53,18 @@ RECORD_BYTES = 16_384
 _NO_BYTES = bytes(4)
 
 
+class PipeOwner(Protocol):
+    """The owner of one end of a connection."""
+
+    def set_connected(self, connected: bool) -> None:
+        """Note that the peer has come or gone."""
+        ...
+
+
 class SpSocket:
     """The connection over the socket ``raw``, which it takes over.
 
-    ``on_change(connected)`` is called when the peer's handshake has come, and at the end. With
+    ``owner`` learns that the peer's handshake has come, and of the end. With
     ``credentials``, ``raw`` speaks TLS; if its handshake is not over, it goes on as bytes come.
     """
 
@@ -65,7 +73,7 @@ class SpSocket:
         raw: stdlib.socket,
         buffer: memoryview,
         max_bytes: int,
-        on_change: Callable[[bool], None],
+        owner: PipeOwner,
         credentials: Credentials | None = None,
     ) -> None:
         raw.setblocking(False)
@@ -80,7 +88,7 @@ class SpSocket:
         self.holder: Holder | None = None
         """Who the peer is; None if it is not known."""
         self._buffer = buffer
-        self._on_change = on_change
+        self._owner = owner
         self._splitting = SpMessages(max_bytes)
         self._messages: deque[bytes | RemoteFrameError] = deque()
         self._dry = False  # the kernel had no more a moment ago
@@ -148,7 +156,7 @@ class SpSocket:
         self.unfinished = self._splitting.unfinished
         if not self.connected and self._splitting.greeted:
             self.connected = True
-            self._on_change(True)
+            self._owner.set_connected(True)
         return 2 * len(data) > len(self._buffer) and not self._ended
 
     def _decrypted(self) -> int:
@@ -253,7 +261,7 @@ class SpSocket:
             self._ended = True
             self._has_room.unpark_all()
             self.connected = False
-            self._on_change(False)
+            self._owner.set_connected(False)
 
     def drop_input(self) -> None:
         self._end()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 import socket as stdlib
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -24,7 +23,7 @@ from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials, tls_problem
 from s4node.net.transport import fork_guard
 from s4node.net.transport.pair_socket import REDIAL_MOST_MS, REDIAL_MS, host_and_port
-from s4node.net.transport.sp_socket import RECORD_BYTES, SpSocket
+from s4node.net.transport.sp_socket import RECORD_BYTES, PipeOwner, SpSocket
 
 log = get_logger("s4node.net")
 
@@ -39,7 +38,7 @@ class TlsSocket:
         self,
         address: str,
         max_bytes: int,
-        on_change: Callable[[bool], None],
+        owner: PipeOwner,
         credentials: Credentials | None,
     ) -> None:
         fork_guard.use()
@@ -47,7 +46,7 @@ class TlsSocket:
         self.connected = False
         self._address = address
         self._max_bytes = max_bytes
-        self._on_change = on_change
+        self._owner = owner
         self._credentials = credentials
         self._buffer = memoryview(bytearray(8 * RECORD_BYTES))
         self._now: SpSocket | None = None
@@ -105,7 +104,7 @@ class TlsSocket:
 
     async def _carry(self, secured: ssl.SSLSocket) -> str:
         """Carry a connection until it ends; return what was wrong with the peer, or empty."""
-        now = SpSocket(secured, self._buffer, self._max_bytes, self._changed, self._credentials)
+        now = SpSocket(secured, self._buffer, self._max_bytes, self, self._credentials)
         self._now, self._lost = now, trio.Event()
         self._changes.unpark_all()
         try:
@@ -118,14 +117,14 @@ class TlsSocket:
             await now.close()
         return now.fault
 
-    def _changed(self, connected: bool) -> None:
+    def set_connected(self, connected: bool) -> None:
         """Pass on that the peer has greeted, or that the connection has ended."""
         before, self.connected = self.connected, connected and not self._closed
         if not connected:
             self._now = None
             self._lost.set()
         if before != connected and not self._closed:
-            self._on_change(connected)
+            self._owner.set_connected(connected)
 
     def receive_nowait(self) -> bytes | None:
         """The next envelope, or None if none has arrived; one that is too long is passed over."""

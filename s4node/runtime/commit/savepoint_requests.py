@@ -16,7 +16,8 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +34,9 @@ from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.net.ingress.connection import Waker
 from s4node.offsets.cuts import CutReport, Cuts, DrainReport
+from s4node.runtime.commit.retries import Retries
+from s4node.state.job import identity_of
+from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
 
@@ -67,20 +71,23 @@ class Inputs(Protocol):
 
 
 class SavepointRequests:
-    """Those of the job in ``folder``, whose state ``identify`` names; ``names`` are its tasks',
-    ``cuts``, ``inputs`` and ``waker`` the container's."""
+    """Those of the job in ``folder``, whose state is that of ``remote_job``, if there is one;
+    ``names`` are its tasks', and what comes after them the container's."""
 
     def __init__(
         self,
         folder: Path,
-        identify: Callable[[], Awaitable[str]],
+        remote_job: RemoteJob | None,
         config: Config,
         names: Mapping[int, str],
+        retries: Retries,
         cuts: Cuts,
         inputs: Inputs,
         waker: Waker,
     ) -> None:
-        self._identify = identify
+        self._folder = folder
+        self._remote_job = remote_job
+        self._retries = retries
         self._coordination = StateCoordination(folder, config)
         self._names = names
         self._cuts = cuts
@@ -95,7 +102,8 @@ class SavepointRequests:
         """Ask the tasks for their cuts until cancelled."""
         while not await threads.run_sync(lambda: self._coordination.exists):  # noqa: ASYNC110 - files
             await trio.sleep(_LOOK_SECONDS)
-        self._state = await self._identify()
+        ask = partial(threads.run_sync, identity_of, self._folder, self._remote_job)
+        self._state = await self._retries.answer("", ask)
         while True:
             try:
                 async with self._coordination.registry("container") as self._registry:

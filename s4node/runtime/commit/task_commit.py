@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -107,19 +107,24 @@ class TaskProgress(NamedTuple):
         return positions, self.consumed, rows_of(self.producers)
 
 
+class Startpoints(Protocol):
+    """The startpoints of the job."""
+
+    async def consumed(self, task: str, ids: Collection[str]) -> Collection[str]:
+        """Remove startpoints that a task has committed as consumed; return the removed ones."""
+
+
 @dataclass(eq=False, repr=False)
 class CommitContext:
     """The parts that the commits of all tasks of a container share.
 
-    ``progress`` is by task and partition. ``on_consumed(name, ids)`` is called with the startpoints
-    that a task has consumed, and returns those that were removed. ``cuts`` are the cuts of the
-    tasks. ``retries`` says for how long commits may
-    fail, and gets their reasons. The ``store`` of claims and the ``run`` of the job are set by
-    ``open``.
+    ``progress`` is by task and partition. ``cuts`` are the cuts of the tasks. ``retries`` says for
+    how long commits may fail, and gets their reasons. The ``store`` of claims and the ``run`` of
+    the job are set by ``open``.
     """
 
     progress: Mapping[int, Mapping[SystemStreamPartition, InputProgress]]
-    on_consumed: Callable[[str, Collection[str]], Awaitable[Collection[str]]]
+    startpoints: Startpoints
     producers: Producers
     cuts: Cuts
     retries: Retries
@@ -423,7 +428,7 @@ class TaskCommits:
         if consumed:
             for each in progress.values():
                 each.startpoints -= consumed
-            if over := await self._context.on_consumed(self.claim.task, consumed):
+            if over := await self._context.startpoints.consumed(self.claim.task, consumed):
                 self.remove_startpoints(over)
         if self.state.changes.dropped:
             await self._context.in_thread(self.state.changes.free)

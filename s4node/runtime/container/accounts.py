@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import trio
-
 from s4node import clocks
 from s4node.app.app import App
 from s4node.app.plan import dataflow
@@ -40,9 +38,15 @@ class Accounts:
     def __init__(
         self, app: App, config: Config, node: str, listener: Listener, log: LogHost | None
     ) -> None:
-        self._app, self._config, self._node = app, config, node
+        self._app, self._config = app, config
         self._listener, self._log = listener, log
-        self._reporters = reporters_of(config)
+        self.reporting = Reporting(
+            reporters_of(config),
+            self.metrics,
+            interval=config[settings.METRICS_INTERVAL],
+            job=app.name,
+            container=node,
+        )
         self._made_at = clocks.steady()
         self._start_seconds = 0.0
         self._job: str
@@ -73,19 +77,6 @@ class Accounts:
 
     def started(self) -> None:
         self._start_seconds = clocks.steady() - self._made_at
-
-    async def report(self, nursery: trio.Nursery) -> None:
-        """Start reporting metrics in ``nursery``; further calls do nothing."""
-        reporters, self._reporters = self._reporters, []
-        if reporters:
-            reporting = Reporting(
-                reporters,
-                self.metrics,
-                interval=self._config[settings.METRICS_INTERVAL],
-                job=self._app.name,
-                container=self._node,
-            )
-            await nursery.start(reporting.run)
 
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""

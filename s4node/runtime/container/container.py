@@ -35,7 +35,6 @@ import trio
 
 from s4node import tokens
 from s4node.app.app import App
-from s4node.app.stream import InputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node.restart_policy import END_SECONDS
 from s4node.config import settings
@@ -119,11 +118,7 @@ class Container:
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # around waiting for the systems of the inputs
         self.router = FrameRouter(
-            config,
-            node=self.node,
-            incarnation=self.incarnation,
-            taken=self._has_stream,
-            held=None if enrolment is None else self._in_doubt,
+            app, config, node=self.node, incarnation=self.incarnation, enrolment=enrolment
         )
         self.listener = self.router.listener
         self.log = self.router.log
@@ -273,9 +268,6 @@ class Container:
                 log.warning("tasks or on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
 
-    def _in_doubt(self) -> bool:
-        return self.enrolment is not None and self.enrolment.in_doubt()
-
     async def _begin(self, nursery: trio.Nursery) -> None:
         """Make the parts, and start those that run before any task."""
         if self.enrolment is not None:
@@ -294,7 +286,7 @@ class Container:
             choosers=self._choosers,
             replay=self.replay,
             nursery=nursery,
-            report=partial(self.accounts.report, nursery),
+            reporting=self.accounts.reporting,
             stopping=self._stopping,
         )
         self.tasks = parts.partitions.tasks
@@ -443,9 +435,3 @@ class Container:
                 await parts.quiescence.wait()
             parts.inputs.revoke_all()
         self.listener.stop_accepting()
-
-    def _has_stream(self, name: str) -> str:
-        """For the log: the app's name if it serves a stream of this name itself, else ""."""
-        stream = self.app.streams.get(name)
-        served = stream is not None and not (isinstance(stream, InputStream) and not stream.is_live)
-        return f"app {self.app.name!r}" if served else ""

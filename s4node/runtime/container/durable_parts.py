@@ -267,10 +267,10 @@ class DurableParts(FastParts):
         folder = self._folder(name)
         remote_job = self._remote_job = remote_job_of(config, folder)
         self._presence = JobLock(folder)
-        self._startpoints = Startpoints(folder, self._identify, model.tasks, config, name)
+        self._startpoints = Startpoints(folder, remote_job, model.tasks, config, name)
         context = CommitContext(
             self.consumers.progress,
-            self._startpoints.consumed,
+            self._startpoints,
             producers,
             cuts=self.cuts,
             retries=self.retries,
@@ -279,11 +279,10 @@ class DurableParts(FastParts):
             folder, context, loop, remote_job, sync=config[settings.STATE_SYNC] == "full"
         )
         names = {task.index: task.name for task in model.tasks}
-        identify = partial(self.retries.answer, "", self._identify)
         if isinstance(outputs.context, OutletContext):
             outputs.context.prepare(self.systems, self.committer, loop)
         self._savepoints = SavepointRequests(
-            folder, identify, config, names, self.cuts, fast, loop.waker
+            folder, remote_job, config, names, self.retries, self.cuts, fast, loop.waker
         )
         self.committer.requests = self._savepoints
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)

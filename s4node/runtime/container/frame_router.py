@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from s4node.app.app import App
+from s4node.app.stream import InputStream
+from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node.node_status import StatusAnswers
 from s4node.config import settings
 from s4node.config.config import Config
@@ -34,26 +37,25 @@ _NO_BODY = memoryview(b"")
 
 
 class FrameRouter:
-    """The listener of a container, and the log that it has, if any.
+    """The listener of a container of ``app``, and the log that it has, if any.
 
-    ``taken`` names to the log the other part that serves a stream. ``held`` returns True while
-    frames have to wait. ``headers`` go with every answer to a hello; their owner changes them.
+    ``headers`` go with every answer to a hello; their owner changes them.
     """
 
     def __init__(
         self,
+        app: App,
         config: Config,
         *,
         node: str,
         incarnation: str,
-        taken: Callable[[str], str],
-        held: Callable[[], bool] | None,
+        enrolment: Enrolment | None,
     ) -> None:
         self.headers: wire.Headers = {
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self.listener = Listener(config, self, held)
+        self.listener = Listener(config, self)
         self.log: LogHost | None = None
         if config[settings.LOG_FOLDER]:
             from s4node.log.host import LogHost  # late: most containers have no log
@@ -63,13 +65,15 @@ class FrameRouter:
                 node=node,
                 incarnation=incarnation,
                 headers=self.headers,
-                taken=taken,
+                owner=self,
                 waker=self.listener.waker,
                 effects=self.listener.effects,
             )
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""
         self.state: StateAnswers | None = None
+        self._app = app
+        self._enrolment = enrolment
         self._node = node
         self._drain_frame = b""
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
@@ -123,7 +127,18 @@ class FrameRouter:
         while self._loop is None:
             await self.listener.waker.sleep_until(self.listener.send_due(trio.current_time()))
 
+    def taker_of(self, stream: str) -> str:
+        """The app's name if it serves a stream of this name itself, else ""."""
+        found = self._app.streams.get(stream)
+        served = found is not None and not (isinstance(found, InputStream) and not found.is_live)
+        return f"app {self._app.name!r}" if served else ""
+
     # -- peers -------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> bool:
+        """True while it is not known whether we are still a member."""
+        return self._enrolment is not None and self._enrolment.in_doubt()
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         header = frame.header

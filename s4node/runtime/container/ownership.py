@@ -17,7 +17,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -30,6 +30,7 @@ from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
 from s4node.metrics.registry import Timer
+from s4node.metrics.reporting import Reporting
 from s4node.net.wire import frame as wire
 from s4node.runtime.container.announcement import Announcement, HandOvers, to_follow
 from s4node.runtime.container.durable_parts import DurableParts
@@ -55,10 +56,11 @@ _LAST_VERDICTS_SECONDS = 1.0
 class Ownership:
     """The partitions of ``app`` that ``node`` owns, and their tasks.
 
-    ``report`` is awaited before the first tasks start. ``view`` has the owners of all partitions;
-    ``closings`` are for the tasks, in the order of their start. ``gaining`` measures from the view
-    that gives us partitions until they take events, ``recovering`` the replacement of failed tasks.
-    ``settled`` is set once no partition is to come to us, and each has a living owner.
+    ``reporting`` starts in ``nursery``, before the first tasks. ``view`` has the owners of all
+    partitions; ``closings`` are for the tasks, in the order of their start. ``gaining`` measures
+    from the view that gives us partitions until they take events, ``recovering`` the replacement of
+    failed tasks. ``settled`` is set once no partition is to come to us, and each has a living
+    owner.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class Ownership:
         subscribers: Subscribers,
         outputs: Outputs,
         replay: FastParts,
-        report: Callable[[], Awaitable[None]],
+        reporting: Reporting,
+        nursery: trio.Nursery,
     ) -> None:
         self.view = View.alone(app.partitions)
         self.closings: dict[Task, Closing] = {}
@@ -96,7 +99,8 @@ class Ownership:
         self._subscribers = subscribers
         self._outputs = outputs
         self._replay = replay
-        self._report = report
+        self._reporting = reporting
+        self._nursery = nursery
         self._membership: Membership | None = None
         self._ready_for = Announcement()
         self._hand_overs = HandOvers()
@@ -229,7 +233,8 @@ class Ownership:
         origin = self._incarnation if self._membership is None else view.origin
         await self._replay.restore_tasks(gained, origin, view.epochs)
         await self._lifecycle.reached(Step.READERS)
-        await self._report()
+        if not self._reporting.started:
+            await self._nursery.start(self._reporting.run)
         await self._lifecycle.reached(Step.WINDOW_TIMER)
         for task in gained:
             if task.gate.phase is not Phase.RESTING:

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import trio
@@ -24,6 +24,7 @@ from s4node.config.config import Config
 from s4node.errors import S4Error, TaskFenced
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
+from s4node.metrics.reporting import Reporting
 from s4node.net.ingress.served_address import check_reachable
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.container.drain import Drain
@@ -61,7 +62,7 @@ class Parts:
 
     Without an ``enrolment`` there are no other ``members``. ``replay`` may save the state of tasks,
     under ``name``; ``quiescence`` is None if it does not. Rollbacks run in ``nursery``, and errors
-    of peers are raised there; the container may replace it. ``report`` goes to the ownership.
+    of peers are raised there; the container may replace it. ``reporting`` starts before the tasks.
     ``stopping`` is set when tasks have asked for the container's end.
     """
 
@@ -81,7 +82,7 @@ class Parts:
         choosers: ChooserSettings,
         replay: FastParts,
         nursery: trio.Nursery,
-        report: Callable[[], Awaitable[None]],
+        reporting: Reporting,
         stopping: trio.Event,
     ) -> None:
         durable = durable_of(app, config)
@@ -138,7 +139,6 @@ class Parts:
             node=node,
             enrolment=enrolment,
             keeps=replay.keeps,
-            on_news=self._on_news,
         )
 
         # the tasks, and the parts that bring them events
@@ -197,7 +197,8 @@ class Parts:
             subscribers=self.readers,
             outputs=self.outputs,
             replay=replay,
-            report=report,
+            reporting=reporting,
+            nursery=nursery,
         )
         self.drain = Drain(
             app.name,
@@ -234,6 +235,8 @@ class Parts:
         dues = []
         if self.outputs.carriers or self.outputs.to_members:
             dues.append(self.outputs.pump(now))
+        if self.outputs.has_news:
+            self._handle_news()
         self._room()
         full = self.pipeline.full_outputs
         if full.since:
@@ -273,22 +276,13 @@ class Parts:
             return [parts_of(place[1])[1]]
         return self.outputs.carriers[stream].full_for
 
-    def _on_news(self) -> None:
+    def _handle_news(self) -> None:
         """Handle news of consumers, members and receivers."""
         try:
             if self.outputs.handle_news():
                 self.inputs.announce()
-            if self.loop.ending:  # the loop may wait for this acknowledgement
-                self.loop.nudge()
-        except S4Error as error:  # raised in the nursery, because the caller is not concerned
+        except S4Error as error:  # raised in the nursery, after a look at the fences
             self.nursery.start_soon(self._fail, error)
-            return
-        self._room()
-        self.inputs.released()
-        if self._replay.held:
-            self._replay.released()
-        if self._effects:
-            self.loop.nudge()
 
     async def _fail(self, error: S4Error) -> None:
         """Stop with an error of a peer, or with TaskFenced if another container has our tasks."""

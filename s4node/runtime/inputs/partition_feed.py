@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -23,7 +23,7 @@ from s4node.errors import InputLost
 from s4node.events.event import EventBatch
 from s4node.events.routing import Router
 from s4node.logger import get_logger
-from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.receipts import Onward
 from s4node.offsets.system import (
     EndOfStream,
@@ -84,12 +84,19 @@ _KNOWN_BATCHES = 1000
 
 class Taker:
     """A task that reads a partition; ``next`` is the next offset to give it, and ``epoch`` the one
-    that its first offset belongs to."""
+    that its first offset belongs to. Events that cannot be processed are ``dead_letters``."""
 
-    def __init__(self, task: Task, ssp: SystemStreamPartition, known: Known) -> None:
+    def __init__(
+        self,
+        task: Task,
+        ssp: SystemStreamPartition,
+        known: Known,
+        dead_letters: DeadLetterQueue,
+    ) -> None:
         self.task = task
         self.ssp = ssp
         self.known = known
+        self._dead_letters = dead_letters
         self.next = 0
         self.epoch = 0
         self.end_reported = False
@@ -105,6 +112,9 @@ class Taker:
         while self._given and self._given[0][0] <= self.progress.safe:
             self._given.popleft()
         return max(0, now_ms - self._given[0][1]) / 1000 if self._given else 0.0
+
+    def refused(self, receipt: InputReceipt, number: int, reason: str, event: Any) -> None:
+        self._dead_letters.reject(self.task, receipt, number, reason, event)
 
 
 class Keyed(NamedTuple):

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import shlex
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from s4node import threads
@@ -34,23 +34,26 @@ from s4node.offsets.startpoint_fan_out import (
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.inputs.job_model import TaskModel
+from s4node.state.job import identity_of
+from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
 
 
 class Startpoints:
-    """The startpoints of the job ``name`` in ``folder``, which has these ``tasks`` and whose state
-    ``identify`` names."""
+    """The startpoints of the job ``name`` in ``folder``, which has these ``tasks``; its state is
+    that of ``remote_job``, if there is one."""
 
     def __init__(
         self,
         folder: Path,
-        identify: Callable[[], Awaitable[str]],
+        remote_job: RemoteJob | None,
         tasks: Collection[TaskModel],
         config: Config,
         name: str,
     ) -> None:
-        self._identify = identify
+        self._folder = folder
+        self._remote_job = remote_job
         self._config = config
         self._name = name
         self._tasks = tasks
@@ -131,7 +134,7 @@ class Startpoints:
         if not await threads.run_sync(lambda: self._store.exists):
             return False
         if not self._state:
-            self._state = await self._identify()
+            self._state = await threads.run_sync(identity_of, self._folder, self._remote_job)
         return True
 
     async def _take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:

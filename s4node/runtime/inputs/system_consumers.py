@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -27,7 +26,7 @@ from s4node.events.routing import Router
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ProgressStatistics
 from s4node.offsets.checkpoint import Checkpoint
-from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.startpoint import Startpoint
 from s4node.offsets.startpoint_fan_out import Request, id_of_start
 from s4node.offsets.system import System, SystemStreamPartition
@@ -227,7 +226,7 @@ class SystemConsumers:
                     "" if mark in kept.consumed else mark,
                     kept.epochs.get(ssp, 0),
                 )
-                taker = Taker(task, ssp, known)
+                taker = Taker(task, ssp, known, self.dead_letters)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
         for takers in found.values():
             self._beginning += takers
@@ -275,7 +274,7 @@ class SystemConsumers:
             await self._bootstrap(taker, system)
 
     def _progress_of(self, taker: Taker) -> InputProgress:
-        progress = InputProgress(taker.ssp, taker.next, partial(self._refused, taker))
+        progress = InputProgress(taker.ssp, taker.next, taker)
         progress.epoch = taker.epoch
         return progress
 
@@ -440,16 +439,6 @@ class SystemConsumers:
                 lot.unpark()
 
     # -- refusals ----------------------------------------------------------------------------
-
-    def _refused(
-        self,
-        taker: Taker,
-        receipt: InputReceipt,
-        number: int,
-        reason: str,
-        event: Any,
-    ) -> None:
-        self.dead_letters.reject(taker.task, receipt, number, reason, event)
 
     # -- watching ----------------------------------------------------------------------------
 

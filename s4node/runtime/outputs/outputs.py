@@ -19,7 +19,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -67,9 +67,8 @@ class Unacknowledged(NamedTuple):
 class Outputs:
     """The channels of a container named ``node``; ``context`` is that of the tasks that keep state.
 
-    Without an ``enrolment`` there are no other members. The ``loop`` gets a turn when tasks that
-    were held may go on, or ``pump`` has more to say. ``on_news`` is called when a consumer or a
-    member answers.
+    Without an ``enrolment`` there are no other members. The ``loop`` gets a turn when there is news
+    of a consumer, a member or a receiver, which ``handle_news`` then handles.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Outputs:
         node: str,
         enrolment: Enrolment | None,
         keeps: bool,
-        on_news: Callable[[], None],
     ) -> None:
         app, config = context.app, context.config
         self.tasks = context.tasks
@@ -94,7 +92,7 @@ class Outputs:
         self._credentials = Credentials.configured(config)
         self._awaited = enrolment is not None
         self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
-        self._on_news = on_news
+        self.has_news = False
         self.emitter = self._emitter()  # to the other members
         self._emitters: dict[str, Emitter] = {}  # by consumer
         self._found: set[str] = set()  # consumers from the cluster's directory
@@ -128,7 +126,7 @@ class Outputs:
             seeds,
             credentials=self._credentials,
             queue_size=self.context.config[settings.REMOTE_SENDER_SIZE],
-            on_news=self._on_news,
+            owner=self,
         )
 
     def _outbox(self, stream: Stream, producer: str, **more: Any) -> Outbox:
@@ -326,10 +324,16 @@ class Outputs:
             carrier.make_room()
         return min((due for due in dues if due is not None), default=None)
 
+    def take_news(self) -> None:
+        """Note that there is news of an emitter."""
+        self.has_news = True
+        self._news.unpark_all()
+        self._loop.nudge()
+
     def handle_news(self) -> bool:
         """Handle news of members, consumers and receivers; return True if inputs lead elsewhere
         now. Raises S4Error if one does not accept a stream."""
-        self._news.unpark_all()
+        self.has_news = False
         for carrier in self.carriers.values():
             for consumer, channel in list(carrier.channels.items()):
                 if channel.outbox.repartitioned and not channel.release.unsettled:
@@ -405,6 +409,8 @@ class Outputs:
             due = self.pump(trio.current_time())  # the loop may have ended
             with trio.move_on_at(math.inf if due is None else due):
                 await self._news.park()
+            if self._loop.ended.is_set():
+                self.handle_news()
         for emitter in self._emitters.values():
             emitter.finish()
             await emitter.wait_quiet()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from input_systems import RefusalList
+
 from s4node import App, Event
 from s4node.events.event import EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.routing import KeyRule, Router
 from s4node.net.ingress.rerouted_batch import sorted_out
-from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.inputs.input_batches import MixedBatch
@@ -20,7 +22,7 @@ from s4node.stages.stage import Stage
 
 
 def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() -> None:
-    progress = InputProgress(SSP, 0, lambda *_: None)
+    progress = InputProgress(SSP, 0, RefusalList())
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
     whole = BatchReceipt(progress, 0, 6)
     found = sorted_out(batch, whole, ROUTER, Sent())
@@ -78,15 +80,12 @@ class Undecodable(InputBatch):
 
 
 def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> None:
-    refused: list[int] = []
-
-    def refuse(_receipt: InputReceipt, number: int, _reason: str, _event: Any) -> None:
-        refused.append(number)
-
-    progress = InputProgress(SSP, 0, refuse)
+    owner = RefusalList()
+    progress = InputProgress(SSP, 0, owner)
     source = Undecodable(SSP, 0, 3, 0, 0)
     batch = MixedBatch(source, 0, progress, 0, ROUTER, Sent())
     batch.load()
+    refused = [number for number, _ in owner.refusals]
     assert (batch.events, refused, progress.safe) == ([], [0, 1, 2], 3)
     assert batch.receipt is not None
     batch.receipt.done()

@@ -13,11 +13,13 @@ import pytest
 import trio
 from certificates import Issuer
 from harness import free_port, until
+from lanes import Changes
 
 from s4node import Credentials
 from s4node.net.transport.accepted_socket import Accepting
 from s4node.net.transport.network import AcceptedPipe, DialledPipe, Network, Pipe, Tcp
 from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport.sp_socket import PipeOwner
 from s4node.net.transport.tls_socket import TlsSocket
 from s4node.testing.memory_network import MemoryNetwork
 from s4node.testing.runs import Runs
@@ -34,9 +36,9 @@ class Tls(Tcp):
         return await super().listen(host, port, self._node)
 
     def dial(
-        self, address: str, most: int, told: Callable[[bool], None], _: Credentials | None
+        self, address: str, most: int, owner: PipeOwner, _: Credentials | None
     ) -> PairSocket | TlsSocket:
-        return super().dial(f"tls+{address}", most, told, self._node)
+        return super().dial(f"tls+{address}", most, owner, self._node)
 
 
 class InOneRun(MemoryNetwork):
@@ -114,7 +116,7 @@ async def test_the_side_that_was_dialled_is_told_of_the_end(make: Callable[[], N
 async def test_connections_that_their_peer_resets_at_once_are_no_errors_of_who_dials(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[bool] = []
+    told = Changes()
 
     async def reset(peer: trio.SocketStream) -> None:
         await peer.send_all(b"\0SP\0\0\x10\0\0")
@@ -126,7 +128,7 @@ async def test_connections_that_their_peer_resets_at_once_are_no_errors_of_who_d
         [place] = await trio.open_tcp_listeners(0, host=HOST)
         nursery.start_soon(trio.serve_listeners, reset, [place])
         address = f"tcp://{HOST}:{place.socket.getsockname()[1]}"
-        near = Tcp().dial(address, MOST, told.append, None)
+        near = Tcp().dial(address, MOST, told, None)
         nursery.start_soon(near.run)
         await until(lambda: told.count(False) == 3)
         await near.close()
@@ -181,8 +183,8 @@ class Ends:
     def __init__(self) -> None:
         self.near: DialledPipe
         self.served: list[AcceptedPipe] = []
-        self.told: list[bool] = []  # to who dials
-        self.told_there: list[bool] = []
+        self.told = Changes()  # to who dials
+        self.told_there = Changes()
 
     @property
     def far(self) -> AcceptedPipe:
@@ -212,7 +214,7 @@ class Ends:
                 while True:
                     caller = await place.accept()
                     if caller is not None:
-                        self.served.append(caller.make_pipe(MOST, self.told_there.append))
+                        self.served.append(caller.make_pipe(MOST, self.told_there))
                         nursery.start_soon(self.send_rest, self.far)
             finally:
                 place.close()
@@ -229,7 +231,7 @@ async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
         if isinstance(network, InOneRun):
             nursery.start_soon(network.run)
         port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
-        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append, None)
+        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told, None)
         nursery.start_soon(ends.near.run)
         await until(lambda: ends.told_now() and ends.notices(True), "both are told")
         yield ends

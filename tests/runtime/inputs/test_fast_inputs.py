@@ -27,6 +27,7 @@ from s4node.net.ingress.roster import Roster
 from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
+from s4node.runtime.commit.retries import Retries
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.port import InputPort
@@ -186,12 +187,9 @@ async def asked_for_savepoint(
     database of the coordination."""
     config, cuts = Config.from_values({}), Cuts()
     cuts.restore(0, 0)
-
-    async def identify() -> str:
-        return identity_of(folder, None)
-
+    retries = Retries(1.0, trio.Event())
     requests = SavepointRequests(
-        folder, identify, config, {0: "Partition 0"}, cuts, it.fast, it.waker
+        folder, None, config, {0: "Partition 0"}, retries, cuts, it.fast, it.waker
     )
     async with (
         StateCoordination(folder, config).registry("command") as registry,

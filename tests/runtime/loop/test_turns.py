@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import trio
+from input_systems import RefusalList
 
 from s4node import clocks
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
@@ -108,7 +109,7 @@ async def run_to_the_end(
         task.backlog.add_input(ssp, pipeline.stage_of("work", STREAM, number))
         loop.adopt(task)
         await loop.start(task)
-        progress = InputProgress(ssp, 0, lambda *_: None)
+        progress = InputProgress(ssp, 0, RefusalList())
 
         def arrive(
             task: Task = task,

@@ -69,7 +69,8 @@ BLOCKS = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, Fals
 
 def connect(one: OutputCarrier, consumer: str, settings: StageSettings = BLOCKS) -> ByExecutor:
     """Have it consume the stream, and take nothing."""
-    emitter = Emitter([], credentials=None, queue_size=100, on_news=lambda: None)
+    owner = SimpleNamespace(take_news=lambda: None)
+    emitter = Emitter([], credentials=None, queue_size=100, owner=owner)
     outbox = Outbox("totals", "app", types=[GenericEvent])
     release = ByExecutor(outbox, Stage(settings))
     one.connect(Channel(consumer, release, Routes(outbox, "1"), emitter))

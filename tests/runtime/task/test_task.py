@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from input_systems import RefusalList
 
 from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp
 from s4node.events.event import Event, EventBatch
@@ -316,7 +317,7 @@ class Machine:
         self.over = False  # a shutdown was asked for
         self.requests = CoordinatorRequests()
         self.requests.add(self.task)
-        self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
+        self.progress = [InputProgress(ssp, 0, RefusalList()) for ssp in SSPS]
         self.offered = [0, 0]
         self.users: dict[tuple[str, int], int] = {}
         self.ended: set[tuple[str, int]] = set()

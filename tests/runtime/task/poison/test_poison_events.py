@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from input_systems import RefusalList
 
 from s4node import Event
 from s4node.errors import ProcessingError
@@ -152,4 +153,4 @@ def read(progress: InputProgress, first: int, count: int) -> InputBatch:
 
 
 def progress() -> InputProgress:
-    return InputProgress(SSP, 0, lambda *_: None)
+    return InputProgress(SSP, 0, RefusalList())
