@@ -72,13 +72,13 @@ class Cuts:
     def __init__(self, commits: dict[int, float] | None = None) -> None:
         self._commits = {} if commits is None else commits
         self._made: dict[int, int] = {}
-        self._due: dict[int, int] = {}
+        self.due: dict[int, int] = {}
         self._inherited: dict[int, int] = {}  # made by earlier owners
 
     def restore(self, partition: int, number: int) -> None:
         """The last cut of a task that is ours now has this number."""
         self._made[partition] = self._inherited[partition] = number
-        self._due.pop(partition, None)
+        self.due.pop(partition, None)
 
     def take_inherited(self, number: int) -> list[int]:
         """The tasks whose cut of this number was an earlier owner's, each once."""
@@ -89,7 +89,7 @@ class Cuts:
 
     def remove(self, partition: int) -> None:
         """The task is another container's, and nothing more is asked of ours."""
-        for numbers in (self._made, self._due, self._inherited):
+        for numbers in (self._made, self.due, self._inherited):
             numbers.pop(partition, None)
 
     def request_all(self, number: int) -> None:
@@ -112,20 +112,20 @@ class Cuts:
 
     def is_due(self, partition: int) -> bool:
         """Return True if the next commit of the task is a cut."""
-        return partition in self._due
+        return partition in self.due
 
     def request(self, partition: int, number: int) -> bool:
         """Ask for the cut of this number; False if the task has made it."""
         if number <= self.made(partition):
             return False
-        if number > self._due.get(partition, 0):
-            self._due[partition] = number
+        if number > self.due.get(partition, 0):
+            self.due[partition] = number
             self._commits[partition] = AT_ONCE
         return True
 
     def begin(self, partition: int) -> int:
         """A commit begins. Returns the number of the cut that it is, 0 if it is none."""
-        number = self._due.pop(partition, 0)
+        number = self.due.pop(partition, 0)
         if number:
             self._made[partition] = number
         return number

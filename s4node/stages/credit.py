@@ -35,14 +35,14 @@ UNKNOWN_WEIGHT = 1024
 class Credit(Generic[P]):
     """The credit of one stage, and of its deserializer, among the producers ``P`` (hashable)."""
 
-    __slots__ = ("_before", "_held", "_members", "_recent", "_stages", "withholds")
+    __slots__ = ("_before", "_members", "_recent", "_stages", "held", "withholds")
 
     def __init__(self, stage: Stage) -> None:
         self._stages: tuple[Gauge, ...] = (stage, stage.deserializer)
         self._members: set[P] = set()
         self._recent: set[P] = set()
         self._before: set[P] = set()
-        self._held: dict[P, None] = {}  # in the order in which they were
+        self.held: dict[P, None] = {}  # producers, in the order in which they were
         self.withholds = all(one.executor.withholds for one in self._stages)
         """True if the stage makes producers wait rather than dropping their events."""
 
@@ -56,7 +56,7 @@ class Credit(Generic[P]):
         self._sharing(-(producer in self._recent or producer in self._before))
         for group in (self._members, self._recent, self._before):
             group.discard(producer)
-        self._held.pop(producer, None)
+        self.held.pop(producer, None)
 
     def active(self, producer: P) -> None:
         """Note that the producer has sent events."""
@@ -99,20 +99,16 @@ class Credit(Generic[P]):
     def limit(self, producer: P, done: int, limit: int, share: int) -> int:
         """The new limit of a producer with this ``share``, given up to which number it is done."""
         if limit > done and self.full:
-            self._held[producer] = None
+            self.held[producer] = None
             return limit
         grown = done + share
         return grown if (grown - limit) * 4 >= share else limit
 
-    @property
-    def holding(self) -> bool:
-        return bool(self._held)
-
     def release(self) -> KeysView[P]:
         """The held producers, once there is room; empty before that."""
         released: dict[P, None] = {}
-        if self._held and not self.full:
-            released, self._held = self._held, released
+        if self.held and not self.full:
+            released, self.held = self.held, released
         return released.keys()
 
 

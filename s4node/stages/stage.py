@@ -209,6 +209,14 @@ class Stage(Gauge):
         self.came(size, batch.bytes)
         self._inner.append(batch)
 
+    def take(self, batch: EventBatch, now: float) -> bool:
+        """Queue a batch; return True if there was no head, so that there is one now."""
+        self.offer(batch, now)
+        if self.head is not None:
+            return False
+        self.poll(now)
+        return True
+
     def frame_came(self, events: int, size: int) -> None:
         """Count a frame here and in the deserializer."""
         self.deserializer.came(events, size)
@@ -240,10 +248,12 @@ class Stage(Gauge):
         head = self.head
         assert head is not None
         self.loaded = True
-        rest = head.load()
         if head.is_frame:
             self.deserializer.went(head.size, head.bytes)
+        rest = head.load()
         if rest is not None:
+            if head.is_frame:
+                self.deserializer.went(-rest.size, -rest.bytes)
             self.in_flight -= rest.size
             put_back(self._outer, rest)
 

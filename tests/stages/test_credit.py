@@ -63,12 +63,12 @@ def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
     stage, credit = credit_of(100, "a", "b")
     filled(stage, 100)
     assert credit.limit("a", 40, 50, credit.share) == 50
-    assert credit.holding
+    assert credit.held
     assert credit.release() == set()
     stage.release(1)
     assert credit.limit("b", 40, 50, credit.share) == 90
     assert credit.release() == {"a"}
-    assert not credit.holding
+    assert not credit.held
     assert credit.release() == set()
 
 
@@ -155,7 +155,7 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
             ask(number)
         elif move == "release":
             release()
-        assert credit.holding == bool(held)
+        assert bool(credit.held) == bool(held)
         assert credit.share == max(1, capacity // max(1, len(members)))
 
     for producer in members.values():  # all is processed and everybody asks
@@ -199,7 +199,7 @@ def test_a_full_deserializer_holds_credit_back_too() -> None:
     credit.join("a")
     deserializer.came(10, 0)
     assert credit.limit("a", 40, 50, credit.share) == 50
-    assert credit.holding
+    assert credit.held
     deserializer.went(1, 0)
     assert credit.release() == {"a"}
 
@@ -211,7 +211,7 @@ def test_a_stage_that_drops_holds_nobody_back() -> None:
     filled(stage, 100)
     assert not credit.withholds
     assert credit.limit("a", 40, 50, credit.share) == 140
-    assert not credit.holding
+    assert not credit.held
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -305,7 +305,8 @@ class Client:
         """Go on after news of a node; its connections call this."""
         self._news.unpark_all()
         for stream in self._streams.values():
-            stream.warn_unknown()
+            if stream.warnings:
+                stream.log_warnings()
 
 
 def why_given_up(error: BaseException | None) -> str:

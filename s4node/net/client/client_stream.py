@@ -65,7 +65,7 @@ class ClientStream:
         self._put = outbox.put
         self._known, self._changing = outbox.types.kinds, outbox.types.changing
         self.raised = ""  # the error of the stream, once it was raised
-        self._warned_new = False
+        self.warnings = routes.warnings
         self._unbreathed = 0
         self._breath = 1  # the first event is weighed
 
@@ -243,7 +243,8 @@ class ClientStream:
             if second.cancelled_caught or not (asked_last or outbox.pending):
                 asked_last = not outbox.pending
                 self._emitter.hurry()
-            stuck = self._still_stuck(stuck)
+            if outbox.unsettled:
+                stuck = self._still_stuck(stuck)
         self._check_open()
         return outbox.refusals.drain() if outbox.refusals.waiting else []
 
@@ -320,18 +321,10 @@ class ClientStream:
             "Flush again when it runs",
         )
 
-    def warn_unknown(self) -> None:
-        """Log that nodes do not know earlier lives of this producer, and other warnings."""
-        is_batch = self._producer.startswith(wire.BATCH)
-        if self._routes.all_is_new and not (is_batch or self._warned_new):
-            self._warned_new = True
-            log.warning(
-                "no earlier life of this producer is known: all its events are new",
-                stream=self.name,
-                producer=self._producer,
-            )
-        while self._routes.warnings:
-            what, facts = self._routes.warnings.popleft()
+    def log_warnings(self) -> None:
+        """Log what the answers of nodes warn of."""
+        while self.warnings:
+            what, facts = self.warnings.popleft()
             log.warning(what, stream=self.name, producer=self._producer, **facts)
 
     def _admit(self, events: Sequence[Any]) -> Sequence[Any]:

@@ -47,6 +47,7 @@ _UNKNOWN = (
     "the node no longer knows this producer: unacknowledged events are sent again, and count twice "
     "if they were committed"
 )
+_ALL_IS_NEW = "no earlier life of this producer is known: all its events are new"
 _LOST = (
     "the log has lost acknowledged events: in a power cut, because an older copy of a file was "
     "restored, or because it has forgotten this producer"
@@ -99,6 +100,7 @@ class Routes:
         self.over = False  # no later life follows
         self.refused_as = ""  # why a node refuses the producer, if others cannot take it then
         self.leads: frozenset[str] = frozenset()  # inputs to which events may lead
+        self._said_new = False
         self._own_id = own_id
         self._lines = {"": 0}  # by origin, in the order of arrival
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
@@ -138,12 +140,16 @@ class Routes:
             if not lane.open and (lane.pending or lane.frames)
         ]
 
-    @property
-    def all_is_new(self) -> bool:
-        """True if everything is sent again, and no node knows an earlier life."""
+    def check_news(self) -> None:
+        """Warn once if everything is sent again, and no node knows an earlier life."""
         box = self.outbox
-        lanes = () if box.closed or box.counted_before else box.lanes
-        return self.again and bool(lanes) and all(one.open and not one.known for one in lanes)
+        if self._said_new or not self.again or box.closed or box.counted_before:
+            return
+        if box.producer.startswith(wire.BATCH):
+            return
+        if box.lanes and all(one.open and not one.known for one in box.lanes):
+            self._said_new = True
+            self.warnings.append((_ALL_IS_NEW, {}))
 
     def begin_layout(self) -> None:
         """Ask all nodes for the lanes of a new layout."""
@@ -298,33 +304,28 @@ class NodeRoute:
         box = self.outbox
         if box.error:
             return []
-        box.route()
         hello = [self.hello_frame()] if self.asks else []
         if not self.opened:
             return hello
-        data = self._data_frames(min(budget, self.budget), now_ms)
+        data, budget, most = list[bytes](), min(budget, self.budget), self._frame_bytes
+        lanes, flags = self.lanes, self.routes.flags
+        box.route()
+        for offset in range(len(lanes)):  # in turn
+            lane = lanes[(self._first_lane + offset) % len(lanes)]
+            if not lane.open or not (lane.pending or lane.cursor < len(lane.frames)):
+                continue
+            frames = box.frames(lane, budget, now_ms, flags, most)
+            data += frames
+            budget -= sum(map(len, frames))
+            if budget <= 0:
+                self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others next
+                break
         self._unasked += sum(map(len, data))
         quarter_out = self._unasked * 4 * len(self.routes.by_address) >= wire.WINDOW_BYTES
         if box.committed or not (quarter_out or (self._reopened and not self.sendable.events)):
             return hello + data
         self._unasked, self._reopened = 0, False
         return [*hello, *data, self.ask()]
-
-    def _data_frames(self, budget: int, now_ms: int) -> list[bytes]:
-        """Frames of the lanes in turn; if ``budget`` ends, the next lane begins next time."""
-        box, lanes, flags, most = self.outbox, self.lanes, self.routes.flags, self._frame_bytes
-        out: list[bytes] = []
-        for offset in range(len(lanes)):
-            lane = lanes[(self._first_lane + offset) % len(lanes)]
-            if not lane.open or not (lane.pending or lane.cursor < len(lane.frames)):
-                continue
-            frames = box.frames(lane, budget, now_ms, flags, most)
-            out += frames
-            budget -= sum(map(len, frames))
-            if budget <= 0:
-                self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others next
-                break
-        return out
 
     @property
     def sendable(self) -> Sendable:
@@ -428,6 +429,7 @@ class NodeRoute:
         owners = _owners(answer)
         if owners:
             routes.assign(owners, epoch, origin)
+        routes.check_news()
 
     def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
         """Take a node's refusal of a hello that ``declared`` these classes."""

@@ -118,7 +118,7 @@ class StreamAdmission:
             return lane.limit
         credit = lane.credit
         limit = credit.limit(lane, lane.done, lane.limit, share)
-        if credit.holding:
+        if credit.held:
             self._holding[credit] = None
         return lane.settlement.bound(limit, share) if lane.by_event else limit
 
@@ -364,7 +364,7 @@ class StreamAdmission:
                 del self.held[lane]
                 lane.gap_first = UNLIMITED  # any further gap is a new one
                 lane.on(On.ROOM)
-        for credit in [credit for credit in self._holding if not credit.holding]:
+        for credit in [credit for credit in self._holding if not credit.held]:
             self._holding.pop(credit)
         released = [credit.release() for credit in self._holding]
         for lane in chain(self._stopped.release(), *released):

@@ -317,7 +317,8 @@ class Connection:
         frames = []
         for (stream, producer), rulings in by_producer.items():
             given = tuple(rulings.values())
-            verdict = wire.Verdict(stream, producer, given, headers=cuts_of(rulings))
+            headers = cuts_of(rulings) if producer.startswith(wire.TASK) else {}
+            verdict = wire.Verdict(stream, producer, given, headers=headers)
             frames.append(wire.encode_frame(verdict))
         return frames, count
 

@@ -85,10 +85,8 @@ class AcceptedPipe(Pipe, Protocol):
     sent: int
     """The bytes that have left."""
 
-    @property
-    def unsent(self) -> int:
-        """The bytes that were accepted and have not left."""
-        ...
+    unsent: int
+    """The bytes that were accepted and have not left."""
 
     def drop_input(self) -> None:
         """Take nothing more from the peer, and forget what has come in part."""

@@ -99,7 +99,7 @@ class SpSocket:
         self._closed = False
         self.connected = False
         self.fault = ""
-        self.unfinished = self.untaken = self.taken = self.sent = 0
+        self.unfinished = self.untaken = self.taken = self.sent = self.unsent = 0
         if self._tls is None:
             raw.send(HANDSHAKE)  # a new socket has room for it
         elif self._tls.version() is not None:
@@ -222,11 +222,7 @@ class SpSocket:
         else:
             self._rest = self._rest[sent:]
             self.sent += sent
-
-    @property
-    def unsent(self) -> int:
-        """The bytes that were accepted and have not left."""
-        return len(self._rest)
+        self.unsent = len(self._rest)
 
     async def send_rest(self) -> None:
         """Send what the kernel has not taken at once, until cancelled."""
@@ -277,6 +273,6 @@ class SpSocket:
                 trio.lowlevel.notify_closing(self._raw)
             self._raw.close()
             self._has_room.unpark_all()
-            self._rest = memoryview(b"")
+            self._rest, self.unsent = memoryview(b""), 0
             self.drop_input()
         await trio.lowlevel.cancel_shielded_checkpoint()

@@ -258,8 +258,9 @@ class TaskCommits:
     def snapshot(self) -> TaskProgress:
         """Take the current progress."""
         partition = self.task.partition
-        offsets, consumed = taken(self._context.progress.get(partition, {}))
-        epochs = {ssp: self._context.progress[partition][ssp].epoch for ssp in offsets}
+        progress = self._context.progress.get(partition, {})
+        epochs = {ssp: each.epoch for ssp, each in progress.items()}
+        offsets, consumed = taken(progress) if progress else ({}, frozenset())
         producers = self._context.producers.snapshot(partition)
         return TaskProgress(offsets, consumed, producers, epochs)
 
@@ -280,7 +281,8 @@ class TaskCommits:
             times.save(self.state)
         if self.task.done:
             self.state.set_meta(DONE, self._context.run)
-        self.cut = self._context.cuts.begin(self.task.partition)
+        cuts = self._context.cuts
+        self.cut = cuts.begin(self.task.partition) if cuts.due else 0
         if self.cut:
             self.state.set_meta(CUT, self.cut)
         for stream, each in what.producers.items():

@@ -184,7 +184,7 @@ class FrameRouter:
                 connection.bad_frame("a node takes no verdict frame but from its subscribers")
 
     def _on_data(self, data: wire.Data, body: memoryview, connection: Connection) -> None:
-        port = self._inputs.port(data.stream)
+        port = self._inputs.by_stream.get(data.stream)
         if port is None:
             connection.bad_frame(self._inputs.unknown(data.stream), data)
             return

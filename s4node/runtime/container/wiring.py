@@ -260,7 +260,8 @@ class Parts:
         effects = self._effects
         if effects.committed:
             effects.committed = False
-            self.inputs.answer_hellos()
+            if effects.hellos:
+                self.inputs.answer_hellos()
         if effects.commits:
             self.partitions.have_committed(effects.commits)
 

@@ -65,7 +65,7 @@ class InputPort:
         self.admission = admission
         self.durable = admission.commits is not None
         self._gauge = gauge
-        self._unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
+        self.unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
         self.forwarded = 0
         self.routing = ""
         self._announced_routing = f"{hasher_name}:"
@@ -172,26 +172,26 @@ class InputPort:
         else:
             batch = FrameBatch(deserializer, data, body, admitted)
             self._gauge.came(batch.size, batch.bytes)
-            self._unsorted.append(batch)
-            if len(self._unsorted) == 1:
+            self.unsorted.append(batch)
+            if len(self.unsorted) == 1:
                 self.sort_out(now)
         return ""
 
     @property
     def unprocessed(self) -> int:
         """The number of events that are admitted and not processed."""
-        unsorted = sum(batch.size for batch in self._unsorted)
+        unsorted = sum(batch.size for batch in self.unsorted)
         return unsorted + sum(stage.depth for stage in self._stages.values())
 
     def sort_out(self, now: float) -> bool:
         """Send a piece of the unsorted frames to its partitions; return True if more waits."""
-        if self._unsorted:
-            batch = self._unsorted.popleft()
+        if self.unsorted:
+            batch = self.unsorted.popleft()
             rest = batch.load()
             rest = self._redispatch(batch, now) or rest
             if rest is not None:
-                put_back(self._unsorted, rest)
-        return bool(self._unsorted)
+                put_back(self.unsorted, rest)
+        return bool(self.unsorted)
 
     def _redispatch(self, batch: FrameBatch, now: float) -> FrameBatch | None:
         """Send each event to its own partition; the batch is done when all parts are.

@@ -108,12 +108,13 @@ class Ports:
             elif shared and not isinstance(stream, OutputStream):
                 self.inner[stream.name] = port(stream)
 
-        self._all = [*self.ports.values(), *self.inner.values()]
+        self.by_stream = self.ports | self.inner
+        self._all = self.by_stream.values()
         self._expiry = config[settings.PRODUCER_EXPIRY]
 
     def port(self, stream: str) -> InputPort | None:
         """The port of a stream; None if it has none."""
-        return self.ports.get(stream) or self.inner.get(stream)
+        return self.by_stream.get(stream)
 
     def unknown(self, stream: str) -> str:
         """The answer to a producer of a stream that has no port."""
@@ -321,7 +322,7 @@ class Ports:
         for port in self._all:
             port.admission.released()
             port.admission.tick(now, self._expiry)
-            if port.sort_out(now):
+            if port.unsorted and port.sort_out(now):
                 due = now
         return due
 

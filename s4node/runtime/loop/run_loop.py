@@ -331,7 +331,9 @@ class RunLoop:
                 continue
             ready.append(task)
             self.step_began = now
-            pace, kind = task.pace, task.stream if op is Op.PROCESS else op.value
+            pace, kind, batch = task.pace, op.value, task.backlog.at_hand
+            if op is Op.PROCESS:
+                kind = "" if batch is None else batch.stream
             limit, most = min(pace.events(kind), budget), self._max_seconds
             if op is Op.TIMER:
                 limit, most = max(1, limit // _PARTS), most / (2 * _PARTS)

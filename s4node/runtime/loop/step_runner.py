@@ -30,6 +30,7 @@ from s4node.logger import get_logger
 from s4node.runtime.task.actions import Actions
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.processor import InFlightEvent, Mode
+from s4node.runtime.task.task import at_once
 
 if TYPE_CHECKING:
     from s4node.runtime.task.in_flight import InFlight
@@ -66,16 +67,6 @@ class Loop(Protocol):
     def carry_out(self, task: Task, actions: Actions) -> None:
         """Carry out the actions of a task."""
         ...
-
-
-def at_once(step: Coroutine[Any, Any, R]) -> R:
-    """Run a step to its end; its mode is not AWAIT, so it awaits nothing."""
-    try:
-        step.send(None)
-    except StopIteration as ended:
-        return ended.value  # type: ignore[no-any-return]
-    step.close()
-    raise AssertionError("a step awaits something, but its mode is not AWAIT")
 
 
 class StepRunner:

@@ -106,10 +106,11 @@ class Backlog:
         """Put a batch into the stage of its source; the caller wakes the loop."""
         if self.closed or (self._given_back and isinstance(batch, InputBatch)):
             return
-        stage = self.stages[batch.source]
-        stage.offer(batch, self._clock())
-        if stage.head is None:
-            self._next(batch.source, stage)
+        source = batch.source
+        stage = self.stages[source]
+        if stage.take(batch, self._clock()):
+            assert stage.head is not None
+            self._wait(source, stage.head)
 
     def restore_overflow(self, source: Any, overflow: Overflow, events: int) -> None:
         """Take over ``events`` events that an earlier run left in the overflow of a stage."""
@@ -249,8 +250,8 @@ class Backlog:
             elif self._inner_waiting or self._outer_waiting:
                 self.put_aside()
             return
-        stage.release(batch.size - before, batch.bytes)
         self.finished()
+        stage.release(batch.size - before, batch.bytes)
         if batch.receipt is not None:
             batch.receipt.done()
 

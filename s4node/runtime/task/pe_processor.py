@@ -213,7 +213,7 @@ class PeProcessor(Processor):
                 self.times.events_done(batch, events, last=last)
             if waits:
                 await self.tidy()
-            else:
+            elif self._trimmed:
                 self._trim(self._trimmed)
             if probe is not None:
                 self.costs.measured(batch.stream, plan, probe, min(len(events), PROBED))

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
@@ -55,6 +55,18 @@ TIME_PATIENCE = 0.5
 """Seconds for which receivers of events can wait for the time that a commit sends them."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
+
+R = TypeVar("R")
+
+
+def at_once(step: Coroutine[Any, Any, R]) -> R:
+    """Run a step to its end; its mode is not AWAIT, so it awaits nothing."""
+    try:
+        step.send(None)
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+    step.close()
+    raise AssertionError("a step awaits something, but its mode is not AWAIT")
 
 
 class Task:
@@ -235,7 +247,7 @@ class Task:
         else:
             closing = in_flight.closing
             waiting = in_flight.ready if closing else in_flight.choose()
-        op = self.gate.next_op(waiting, self.backlog.has_waiting, closing)
+        op = self.gate.next_op(waiting, not waiting and self.backlog.has_waiting, closing)
         isolation = failures.isolation
         if op is Op.END_OF_STREAM:
             op = failures.before_end()

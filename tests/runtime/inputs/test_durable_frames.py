@@ -25,7 +25,6 @@ from s4node.net.ingress.producer_lane import Effects, ProducerLane
 from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
-from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.isolation import is_covered
@@ -33,7 +32,7 @@ from s4node.runtime.task.poison.poison_events import Fault, LeftOut, Place, Pois
 from s4node.runtime.task.processor import Mode
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
-from s4node.runtime.task.task import Task
+from s4node.runtime.task.task import Task, at_once
 from s4node.stages.stage import Stage
 
 GOOD, STRAY = "good", "stray"

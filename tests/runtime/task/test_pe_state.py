@@ -11,8 +11,8 @@ from shared_apps import Click
 
 from s4node import App, ProcessingElement
 from s4node.events.event import EventBatch
-from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.pe_processor import PeProcessor
+from s4node.runtime.task.task import at_once
 
 
 def test_rows_that_say_how_long_ago_a_trigger_fired_are_read() -> None:

@@ -16,14 +16,13 @@ from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
-from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.actions import Actions, Ask, Asked
 from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.in_flight import InFlightEvents
 from s4node.runtime.task.processor import Mode
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
-from s4node.runtime.task.task import Task
+from s4node.runtime.task.task import Task, at_once
 from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Stage
 from s4node.state.rows import Changes

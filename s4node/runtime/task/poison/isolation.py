@@ -100,8 +100,8 @@ class Isolation(Generic[T]):
 
     def loaded(self, batch: EventBatch) -> None:
         """Skip the poison events of a batch that has just been loaded."""
-        found = self.poison_events.leave_out(batch)
-        if found:
+        known = self.poison_events
+        if (known.numbered or known.own) and (found := known.leave_out(batch)):
             self.policy.left_out(self._task, batch, found)
 
     def add_dead_letter(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
@@ -136,7 +136,8 @@ class Isolation(Generic[T]):
     # -- commits -----------------------------------------------------------------------------
 
     def commit_taken(self) -> None:
-        self.poison_events.taken()
+        if self.poison_events.gone:
+            self.poison_events.taken()
         if self.failed_hooks.calls:
             self.failed_hooks.taken()
         if self.backoff is not None and self.backoff.commit_taken():
@@ -144,7 +145,7 @@ class Isolation(Generic[T]):
 
     def written(self) -> None:
         """Note that the commit was written."""
-        if own := self.poison_events.written():
+        if self.poison_events.going and (own := self.poison_events.written()):
             self.policy.covered(self._task, own)
         if self.failed_hooks.calls:
             self.failed_hooks.written()

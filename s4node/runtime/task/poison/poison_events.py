@@ -121,25 +121,23 @@ class PoisonEvents:
 
     def __init__(self) -> None:
         self.unsafe = 0  # dead letters of skipped events that are not stored yet
-        self._numbered: dict[str, dict[int, Fault]] = {}
-        self._own: dict[str, dict[int, list[Fault]]] = {}  # a fault for each equal event
-        self._gone: list[tuple[Place, Fault]] = []  # own ones, since the last commit
-        self._going: list[tuple[Place, Fault]] = []  # own ones, in the commit being written
+        self.numbered: dict[str, dict[int, Fault]] = {}
+        self.own: dict[str, dict[int, list[Fault]]] = {}  # a fault for each equal event
+        self.gone: list[tuple[Place, Fault]] = []  # own ones, since the last commit
+        self.going: list[tuple[Place, Fault]] = []  # own ones, in the commit being written
 
     def add(self, place: Place, fault: Fault) -> None:
         """Skip an event from now on."""
         if place.own:
-            self._own.setdefault(place.origin, {}).setdefault(place.number, []).append(fault)
+            self.own.setdefault(place.origin, {}).setdefault(place.number, []).append(fault)
             return
-        numbers = self._numbered.setdefault(place.origin, {})
+        numbers = self.numbered.setdefault(place.origin, {})
         numbers[place.number] = fault
         if len(numbers) > MAX_PLACES:
             del numbers[next(iter(numbers))]
 
     def leave_out(self, batch: EventBatch) -> list[LeftOut]:
         """Take poison events out of a batch that has just been loaded, and return them."""
-        if not (self._numbered or self._own):
-            return []
         faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
         if not faults:
             return []
@@ -151,7 +149,7 @@ class PoisonEvents:
             behind = index - len(found)
             found.append(LeftOut(place, behind, batch.stream, fault.reason, dead_letter))
             if place.own:
-                self._gone.append((place, fault))
+                self.gone.append((place, fault))
         left = [index for index in range(len(batch.events)) if index not in faults]
         if batch.receipt is not None:
             numbers = [batch.number(index) for index in left]
@@ -166,7 +164,7 @@ class PoisonEvents:
 
     def _taken_from(self, batch: EventBatch) -> dict[int, Fault]:
         """The faults of a batch of the task's own events, by index; each is used once."""
-        own = self._own.get(origin_of(batch))
+        own = self.own.get(origin_of(batch))
         found: dict[int, Fault] = {}
         if own:
             for index, event in enumerate(batch.events):
@@ -179,7 +177,7 @@ class PoisonEvents:
 
     def _of(self, batch: EventBatch) -> dict[int, Fault]:
         """The faults of a batch from outside, by index."""
-        numbers = self._numbered.get(origin_of(batch))
+        numbers = self.numbered.get(origin_of(batch))
         if not numbers:
             return {}
         number = batch.number
@@ -187,25 +185,25 @@ class PoisonEvents:
 
     def taken(self) -> None:
         """Note that a commit was taken."""
-        self._going += self._gone
-        self._gone.clear()
+        self.going += self.gone
+        self.gone.clear()
 
     def written(self) -> list[Place]:
         """Note that the commit was written: the skipped own events that are returned will not be
         replayed."""
-        gone, self._going = self._going, []
+        gone, self.going = self.going, []
         return [place for place, _ in gone]
 
     def going_back(self, positions: Mapping[str, int]) -> None:
         """Prepare for the replay of all events after the last commit, at ``positions``."""
-        for place, fault in self._going + self._gone:
+        for place, fault in self.going + self.gone:
             self.add(place, fault)
-        self._going.clear()
-        self._gone.clear()
+        self.going.clear()
+        self.gone.clear()
         for origin, position in positions.items():
-            numbers = self._numbered.get(origin)
+            numbers = self.numbered.get(origin)
             if numbers:
-                self._numbered[origin] = {n: f for n, f in numbers.items() if n >= position}
+                self.numbered[origin] = {n: f for n, f in numbers.items() if n >= position}
 
 
 class CommitBackoff:
