@@ -224,11 +224,6 @@ def test_a_producer_gets_no_more_credit_than_its_window_before_its_events_are_we
     assert node.ruling().limit == lane.expected + 1000
 
 
-def test_a_lane_begins_where_its_row_says() -> None:
-    node = Node({0: {"p": SavedProducer(7)}, 1: {}})
-    assert node.greet((0, 5), (1, 0)) == [(7, 7), (0, 0)]
-
-
 def test_a_producer_that_has_heard_more_than_the_row_says_is_told_of_the_loss() -> None:
     node = Node({0: {"p": SavedProducer(7)}, 1: {}})
     assert "below 8 is committed in partition 0" in node.admission.refusal(node.hello((0, 8)))

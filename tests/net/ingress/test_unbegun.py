@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from lanes import NODE
-from test_admission import admission_of, data, greet
+from test_admission import data, greet, made
 
 from s4node.events.event import EventBatch
 from s4node.net.ingress.admission import StreamAdmission
@@ -98,6 +98,6 @@ def batches(admission: StreamAdmission, *counts: int, peer: str = "p") -> list[E
 
 
 def opened() -> tuple[StreamAdmission, ProducerLane]:
-    admission, _ = admission_of(100_000)
+    admission, _ = made("fast", [100_000])
     greet(admission)
     return admission, admission.lanes["p", 0]
