@@ -642,8 +642,8 @@ class DurableWorld(World):
 
     def node_takes(self, frame: Frame, wire_: Any) -> None:
         header = frame.header
-        if isinstance(header, wire.Hello):
-            assert self.admission.refusal(header) == ""
+        if isinstance(header, wire.Hello) and wire_ is self.wires[header.peer]:
+            assert self.admission.refusal(header) == ""  # else of an earlier life, maybe
             assert not self.roster.unknown(header)
             if self.roster.unsettled(header, self.time):
                 self.waiting.append((frame, wire_))
