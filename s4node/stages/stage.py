@@ -20,13 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
-from s4node.stages.executors import (
-    DESERIALIZER,
-    UNLIMITED,
-    Executor,
-    StageSettings,
-    executor_of,
-)
+from s4node.stages.executors import UNLIMITED, Executor, StageSettings, executor_of
 
 
 class Overflow(Protocol):
@@ -42,8 +36,6 @@ class Overflow(Protocol):
 
 
 _FEEDBACK_GRANT = 2048
-
-_NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 
 
 B = TypeVar("B", bound=EventBatch)
@@ -183,7 +175,7 @@ class Stage(Gauge):
         if isinstance(settings, int):
             settings = StageSettings(capacity=settings)
         super().__init__(settings, partition, executor)
-        self.deserializer = deserializer or Gauge(_NO_DESERIALIZER)
+        self.deserializer = deserializer or Gauge(StageSettings(capacity=UNLIMITED))
         self.overflow: Overflow | None = None
         self.head: EventBatch | None = None
         self.loaded = False

@@ -1,8 +1,8 @@
 """The wiring of a container: makes its parts and connects them.
 
 Rules
-- Parts are made in the order in which they need each other. A part that calls a later part gets a
-  function for it, and calls that once all parts are made.
+- Parts are made in the order in which they need each other. What earlier parts want of later ones
+  is an effect or news, which is looked at after the turn.
 - Reactions that concern several parts are here.
 - The container itself makes the parts that exist before the app is known: its frame router and
   its lifecycle.

@@ -112,10 +112,6 @@ class Ports:
         self._all = self.by_stream.values()
         self._expiry = config[settings.PRODUCER_EXPIRY]
 
-    def port(self, stream: str) -> InputPort | None:
-        """The port of a stream; None if it has none."""
-        return self.by_stream.get(stream)
-
     def unknown(self, stream: str) -> str:
         """The answer to a producer of a stream that has no port."""
         known = ", ".join(self.ports) or "none"
@@ -201,9 +197,8 @@ class Ports:
         ``changed``, those that wait to be saved begin again."""
         hellos = self._effects.hellos
         for whose, (hello, answer) in list(hellos.items()):
-            connection, port = whose[0], self.port(hello.stream)
+            connection, port = whose[0], self.by_stream[hello.stream]
             assert isinstance(connection, Connection)
-            assert port is not None
             saves = answer is not None and not changed
             if connection.live and saves and port.admission.roster.saves(hello.peer):
                 continue
@@ -240,20 +235,18 @@ class Ports:
         """Send all producers the current headers, because partitions or ways have changed."""
         for connection, streams in self._streams_of.items():
             for name in streams:
-                port = self.port(name)
-                assert port is not None
-                hello = port.hello(self._node, self._incarnation, unasked=True)
+                hello = self.by_stream[name].hello(self._node, self._incarnation, unasked=True)
                 connection.answer(wire.encode_frame(hello))
 
     def on_idle(self, idle: wire.Idle, connection: Connection) -> None:
         """Handle an idle producer, which may ask for its verdicts."""
-        port = self.port(idle.stream)
+        port = self.by_stream.get(idle.stream)
         if port is not None and idle.flags & wire.ANSWER_NOW:
             port.admission.ask(idle.producer, connection)
 
     def on_watermark(self, report: wire.Watermark, connection: Connection) -> None:
         """Take a producer's report of its time, if the stream has one."""
-        port = self.port(report.stream)
+        port = self.by_stream.get(report.stream)
         if port is None or port.stream.time is None:
             return
         time = report.millis / 1000
@@ -264,7 +257,7 @@ class Ports:
 
     def sources_of(self, stream: str, partition: int) -> LaneSources | None:
         """The producers of a stream in a partition; None if the stream has no port."""
-        port = self.port(stream)
+        port = self.by_stream.get(stream)
         if port is None:
             return None
         # without state, tasks send each other events in the name of their container
@@ -272,7 +265,7 @@ class Ports:
         return LaneSources(port.admission, partition, port.members if forwards else ())
 
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
-        port = self.port(end.stream)
+        port = self.by_stream.get(end.stream)
         if port is not None:
             waited = self._effects.hellos.pop((connection, end.stream, end.producer), None)
             # lanes with events of an earlier life have no connection before these are committed
@@ -349,7 +342,7 @@ class Ports:
     def stages(self) -> Iterator[StageStatistics]:
         """The ``deserializer`` stages of the streams that have a port."""
         for name, gauge in self._deserializers.items():
-            if self.port(name) is not None:
+            if name in self.by_stream:
                 yield gauge.statistics()
 
 
