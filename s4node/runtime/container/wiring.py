@@ -253,7 +253,11 @@ class Parts:
         if self._effects.commits or self._effects.committed:
             self._carry_out()
         dues.append(self._listener.send_due(now))
-        return min((due for due in dues if due is not None), default=None)
+        earliest = None
+        for due in dues:
+            if due is not None and (earliest is None or due < earliest):
+                earliest = due
+        return earliest
 
     def _carry_out(self) -> None:
         """Have tasks commit for those who wait, and answer hellos that have waited for commits."""
