@@ -334,6 +334,7 @@ class Outputs:
         """Handle news of members, consumers and receivers; return True if inputs lead elsewhere
         now. Raises S4Error if one does not accept a stream."""
         self.has_news = False
+        self._news.unpark_all()  # channels may change here
         for carrier in self.carriers.values():
             for consumer, channel in list(carrier.channels.items()):
                 if channel.outbox.repartitioned and not channel.release.unsettled:
