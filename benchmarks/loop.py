@@ -140,7 +140,7 @@ class _Feed:
         self._numbers = [Number(number) for number in range(size)]
         self._progress = InputProgress(ssp, 0, self)
 
-    def refused(self, *_: object) -> None:
+    def reject(self, *_: object) -> None:
         """Nothing is refused."""
 
     @property

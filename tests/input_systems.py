@@ -60,5 +60,5 @@ class RefusalList:
     def __init__(self) -> None:
         self.refusals: list[tuple[int, str]] = []
 
-    def refused(self, _receipt: InputReceipt, number: int, reason: str, _event: Any) -> None:
+    def reject(self, _receipt: InputReceipt, number: int, reason: str, _event: Any) -> None:
         self.refusals.append((number, reason))

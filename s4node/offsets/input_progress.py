@@ -23,7 +23,7 @@ InputReceipt: TypeAlias = BatchReceipt["InputProgress"]
 class ProgressOwner(Protocol):
     """The task that reads the partition, as far as its progress knows it."""
 
-    def refused(self, receipt: InputReceipt, number: int, reason: str, event: Any) -> None:
+    def reject(self, receipt: InputReceipt, number: int, reason: str, event: Any) -> None:
         """Take an event that cannot be processed, at the offset ``number`` of its batch; or its
         bytes if it does not decode."""
         ...
@@ -85,7 +85,7 @@ class InputProgress:
         shed: bool,  # noqa: ARG002 - by another container of the app
     ) -> None:
         """Report an event of a batch that was not processed."""
-        self.owner.refused(receipt, number, reason, event)
+        self.owner.reject(receipt, number, reason, event)
 
     def describe(self, number: int) -> str:
         return f"{number}"

@@ -201,7 +201,7 @@ class Stage(Gauge):
         self.came(size, batch.bytes)
         self._inner.append(batch)
 
-    def take(self, batch: EventBatch, now: float) -> bool:
+    def take_in(self, batch: EventBatch, now: float) -> bool:
         """Queue a batch; return True if there was no head, so that there is one now."""
         self.offer(batch, now)
         if self.head is not None:

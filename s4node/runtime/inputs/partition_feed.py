@@ -113,7 +113,7 @@ class Taker:
             self._given.popleft()
         return max(0, now_ms - self._given[0][1]) / 1000 if self._given else 0.0
 
-    def refused(self, receipt: InputReceipt, number: int, reason: str, event: Any) -> None:
+    def reject(self, receipt: InputReceipt, number: int, reason: str, event: Any) -> None:
         self._dead_letters.reject(self.task, receipt, number, reason, event)
 
 

@@ -108,7 +108,7 @@ class Backlog:
             return
         source = batch.source
         stage = self.stages[source]
-        if stage.take(batch, self._clock()):
+        if stage.take_in(batch, self._clock()):
             assert stage.head is not None
             self._wait(source, stage.head)
 
