@@ -178,7 +178,8 @@ class PeRow(msgspec.Struct):
 
 class WorkRow(msgspec.Struct, frozen=True):
     """The work of an app's container on a node since its start: seconds of its ``tasks`` tasks and
-    calls, by kind; and of its process. ``load`` is that of the machine by core."""
+    calls, by kind; and of its process. ``load`` is that of the machine by core, and for
+    ``waited_seconds`` the process waited for a processor."""
 
     app: str
     node: str
@@ -187,6 +188,7 @@ class WorkRow(msgspec.Struct, frozen=True):
     calls: dict[str, int]
     cpu_seconds: float
     load: float
+    waited_seconds: float = 0.0
     commit_bytes: int = 0
     commit_age: float = 0.0
 
@@ -468,6 +470,7 @@ def work_of(node: str, reports: Iterable[ContainerStatistics]) -> list[WorkRow]:
             _summed(task.calls for task in report.tasks),
             report.cpu_seconds,
             report.load,
+            report.waited_seconds,
             report.replay.commit_bytes,
             report.replay.commit_age,
         )

@@ -25,3 +25,12 @@ def process_statistics(pid: int) -> ProcessStatistics | None:
         open_files=files,
         threads=int(fields[17]),
     )
+
+
+def waited_seconds() -> float:
+    """The seconds for which this process's main thread was ready, but had no processor; 0 if the
+    kernel does not count them."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -31,9 +31,6 @@ _BUSY = 0.8
 _SHARE = 0.3
 """The part of the time, of the events or of a task, that is worth a reason."""
 
-_LOAD = 1.5
-"""The load of a machine, by core, from which on its programs wait."""
-
 _SILENT_SECONDS = 5.0
 """Seconds for which a watermark stands still behind events that come."""
 
@@ -70,8 +67,9 @@ class Look:
         self.tasks = 0
         self.spent: dict[str, float] = {}
         self.calls: dict[str, int] = {}
-        self.busy = self.cpu = self.load = 0.0
-        """Of the container that works most: parts of the time; and of its machine."""
+        self.busy = self.waited = self.load = 0.0
+        """Of the container that works most: parts of the time in which it works, and waits for a
+        processor; and the load of its machine."""
         for row in (row for row in now.work if row.app == app):
             was = earlier.get(row.node)
             spent = _gained(row.seconds, was.seconds if was else {})
@@ -80,10 +78,12 @@ class Look:
             for kind, count in _gained(row.calls, was.calls if was else {}).items():
                 self.calls[kind] = self.calls.get(kind, 0) + int(count)
             self.tasks += row.tasks
-            busy = sum(each for kind, each in spent.items() if kind != "commit") / self.seconds
+            # a step that began before counts at its end
+            worked = sum(each for kind, each in spent.items() if kind != "commit")
+            busy = min(1.0, worked / self.seconds)
             if busy >= self.busy:
-                used = row.cpu_seconds - (was.cpu_seconds if was else 0.0)
-                self.busy, self.cpu, self.load = busy, max(0.0, used) / self.seconds, row.load
+                waited = row.waited_seconds - (was.waited_seconds if was else 0.0)
+                self.busy, self.waited, self.load = busy, max(0.0, waited) / self.seconds, row.load
 
     @property
     def full_stages(self) -> list[Row]:
@@ -195,10 +195,10 @@ def _receiver_away(look: Look) -> Iterator[Reason]:
 
 
 def _machine_busy(look: Look) -> Iterator[Reason]:
-    if look.held_up and look.load >= _LOAD and look.cpu < _BUSY * max(look.busy, _BUSY):
+    if look.held_up and look.waited >= _SHARE:
         text = (
-            f"the machine is busy with other work: its load is {look.load:.1f} by core, and the "
-            f"container has {look.cpu:.0%} of a core while it works {look.busy:.0%} of the time"
+            f"the machine is busy with other work: the container waits for a processor for "
+            f"{min(look.waited, 1.0):.0%} of the time, and the load is {look.load:.1f} by core"
         )
         do = "stop other programs there, or move the app to another machine"
         yield look.reason("machine-busy", text, do)

@@ -127,10 +127,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "machine-busy",
         {},
-        {"work": [work(1.9, cpu_seconds=0.8, load=4.0)]},
+        {"work": [work(1.9, waited_seconds=0.8, load=4.0)]},
         (
-            "the machine is busy with other work: its load is 4.0 by core, and the container has "
-            "40% of a core while it works 95% of the time"
+            "the machine is busy with other work: the container waits for a processor for 40% of "
+            "the time, and the load is 4.0 by core"
         ),
     ),
     (
@@ -193,7 +193,7 @@ def test_there_is_a_case_for_each_rule() -> None:
 HEALTHY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"pes": [pe("Count", 1.0, 10)]}, {"pes": [pe("Count", 1.5, 20, joe=19.0)]}),  # has time left
-    ({}, {"work": [work(0.5, commit=0.1, commits=2, load=4.0)]}),
+    ({}, {"work": [work(0.5, commit=0.1, commits=2, waited_seconds=1.0, load=4.0)]}),
     (marks(60.0, 10), marks(61.0, 20)),  # the watermark moves
     (marks(60.0, 10), marks(60.0, 10)),  # nothing comes
     ({}, {"outboxes": [OutboxRow("shop", "seen", "", 9), OutboxRow("shop", "totals", "shop", 9)]}),

@@ -18,7 +18,7 @@ from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.metrics.process import process_statistics
+from s4node.metrics.process import process_statistics, waited_seconds
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.statistics import ContainerStatistics, StageStatistics
@@ -87,6 +87,7 @@ class Accounts:
             app=self._job,
             cpu_seconds=time.process_time(),
             load=os.getloadavg()[0] / (os.cpu_count() or 1),
+            waited_seconds=waited_seconds(),
             levels=self._levels,
             grades=self._grades,
             ways=self._ways,
