@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture test-kafka torture-kafka simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture test-kafka test-page torture-kafka simulate simulate-mutants cluster-test nexmark sink-at-length attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,12 @@ test-slice: install-spark ## run three minutes of test-long; another part after 
 test-kafka: install ## run the tests of Kafka over a broker, which Maven downloads; without Maven they are skipped
 	-@bash tools/install kafka
 	$(PYTHON_OF_VENV) -m pytest tests/kafka $(ARGS)
+
+test-page: install ## run the page in Chromium; without one, or without Playwright, this is SKIPPED
+	@$(PYTHON_OF_VENV) -c 'import playwright' 2>/dev/null || \
+		$(PYTHON_OF_VENV) -m pip install --quiet --group page </dev/null || true
+	@command -v chromium >/dev/null || echo "SKIPPED: there is no chromium; apt-get install chromium" >&2
+	$(PYTHON_OF_VENV) -m pytest tests/page $(ARGS)
 
 torture-kafka: install ## an app with topics in and out, killed 200 times in 1 to 3 containers; 20,000 histories of its outlet
 	-@bash tools/install kafka

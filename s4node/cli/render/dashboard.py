@@ -89,9 +89,14 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
     if snapshot.inputs:
         parts.append(
             _table(
-                ("app", "input", "not processed"),
+                ("app", "input", "not processed", "oldest sent"),
                 [
-                    (i.app, i.input, "unknown" if i.lag is None else f"{i.lag:,}")
+                    (
+                        i.app,
+                        i.input,
+                        "unknown" if i.lag is None else f"{i.lag:,}",
+                        f"{duration(i.late)} ago" if i.late else "",
+                    )
                     for i in snapshot.inputs
                 ],
                 spare=("app",),

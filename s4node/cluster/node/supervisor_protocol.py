@@ -73,7 +73,7 @@ class Begin(Message, tag="begin", frozen=True):
     """Check the graph, then wait for Go before joining."""
     check: StateCheck = AS_IS
     """How it checks saved state if it is held."""
-    pulse_seconds: float = 1.0
+    pulse_seconds: float = 0.75  # and a page asks each second: within two it shows an event
     place: int = 0
     """Its number among the processes of its node."""
 

@@ -49,6 +49,7 @@ function seconds(s) {
   if (s >= 7200) return `${(s / 3600).toFixed(1)} h`;
   if (s >= 120) return `${(s / 60).toFixed(0)} min`;
   if (s >= 1) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
+  if (s <= 0) return "0 s";
   if (s >= 1e-3) return `${(s * 1e3).toFixed(s < 1e-2 ? 1 : 0)} ms`;
   return `${(s * 1e6).toFixed(s < 1e-5 ? 1 : 0)} µs`;
 }
@@ -214,8 +215,10 @@ function drawWhy(here) {
   }
 }
 
-const PE = { width: 192, height: 62 };
-const STREAM = { width: 150, height: 62 };
+const HEIGHT = 66;
+const WIDE_PE = 204;
+const WIDE_STREAM = 164;
+const NARROW_BOX = 138;   // two of them fit on a telephone
 const GAP = 30;
 
 /** The nodes of the graph, which are PEs, streams and other apps, and its edges, which wait or not. */
@@ -300,25 +303,21 @@ function placed({ nodes, edges }, narrow) {
     layer.forEach((node, index) => { node.order = index - (layer.length - 1) / 2; });
   }
   const most = Math.max(...filled.map((layer) => layer.length));
+  const widthOf = (node) => (narrow ? NARROW_BOX : node.kind === "stream" ? WIDE_STREAM : WIDE_PE);
   let along = 1;
   for (const layer of filled) {
-    const width = Math.max(...layer.map((node) => (node.kind === "stream" ? STREAM : PE).width));
+    const width = Math.max(...layer.map(widthOf));
     layer.forEach((node, index) => {
       const across = index + (most - layer.length) / 2;
-      node.width = (node.kind === "stream" ? STREAM : PE).width;
-      node.height = PE.height;
-      if (narrow) {
-        node.x = across * (PE.width + 12) + (PE.width - node.width) / 2 + 1;
-        node.y = along;
-      } else {
-        node.x = along + (width - node.width) / 2;
-        node.y = across * (PE.height + 20) + 1;
-      }
+      node.width = widthOf(node);
+      node.height = HEIGHT;
+      node.x = narrow ? across * (NARROW_BOX + 10) + 1 : along + (width - node.width) / 2;
+      node.y = narrow ? along : across * (HEIGHT + 20) + 1;
     });
-    along += (narrow ? PE.height : width) + (narrow ? GAP - 6 : GAP);
+    along += narrow ? HEIGHT + GAP - 6 : width + GAP;
   }
-  const width = narrow ? most * (PE.width + 12) - 10 : along - GAP + 2;
-  const height = narrow ? along - GAP + 8 : most * (PE.height + 20) - 18;
+  const width = narrow ? most * (NARROW_BOX + 10) - 8 : along - GAP + 2;
+  const height = narrow ? along - GAP + 8 : most * (HEIGHT + 20) - 18;
   return { width, height, byId };
 }
 
@@ -347,26 +346,28 @@ function edgeOf(edge, byId, narrow, floor) {
 
 function boxOf(node, cost) {
   const { x, y, width, height } = node;
-  const line = (row, className, text) => s("text", { x: x + 10, y: y + 20 + row * 17, class: className }, text);
+  const line = (row, className, text) => s("text", { x: x + 12, y: y + 20 + row * 17, class: className }, text);
   const title = s("title", {}, node.text);
-  const head = line(0, "strong", cut(node.text, node.kind === "stream" ? 18 : 20));
+  const head = line(0, "strong", cut(node.text, Math.floor(width / 8.2)));
   if (node.kind === "app") {
     return s("g", {}, title, s("rect", { class: "box away", x, y, width, height, rx: 8 }), head,
       line(1, "soft", "app"), node.depth ? line(2, "bad", `${count(node.depth)} not committed there`) : null);
   }
   if (node.kind === "pe") {
     const each = cost ? `${seconds(cost.each)} each` : "not called yet";
-    const share = cost ? ` · ${percent(cost.share)} of PE time` : "";
+    const share = cost ? ` · ${percent(cost.share)}${width > NARROW_BOX ? " of PE time" : ""}` : "";
     return s("g", {}, title, s("rect", { class: "box", x, y, width, height, rx: 8 }), head,
       line(1, "soft", each + share),
-      s("rect", { class: "track", x: x + 10, y: y + 47, width: width - 20, height: 5, rx: 2.5 }),
-      s("rect", { class: "bar", x: x + 10, y: y + 47, width: (width - 20) * Math.min(1, cost?.busy ?? 0), height: 5, rx: 2.5 }));
+      s("rect", { class: "track", x: x + 10, y: y + 50, width: width - 20, height: 5, rx: 2.5 }),
+      s("rect", { class: "bar", x: x + 10, y: y + 50, width: (width - 20) * Math.min(1, cost?.busy ?? 0), height: 5, rx: 2.5 }));
   }
-  const waiting = `${count(node.depth)} wait${node.waited >= 1e-3 ? ` · ${seconds(node.waited)}` : ""}`;
-  const state = node.waits ? `${percent(Math.min(1, node.full))} full, so others wait` : node.lost ? `${count(node.lost)} lost or skipped` : waiting;
-  return s("g", {}, title, head,
-    line(1, "", node.rate === null || node.rate === undefined ? "…" : rate(node.rate)),
-    line(2, node.waits || node.lost ? "bad" : "soft", state));
+  const waiting = `${node.depth ? `${count(node.depth)} waiting` : "none waiting"}${node.waited >= 1e-3 ? ` · ${seconds(node.waited)}` : ""}`;
+  const state = node.waits ? `${percent(Math.min(1, node.full))} full: others wait` : waiting;
+  const box = `box stream${node.waits ? " waits" : ""}`;
+  return s("g", {}, title, s("rect", { class: box, x, y, width, height, rx: 16 }),
+    node.full >= 0.01 ? s("rect", { class: node.waits ? "bar full" : "bar", x: x + 14, y: y + height - 6, width: (width - 28) * Math.min(1, node.full), height: 3, rx: 1.5 }) : null, head,
+    line(1, "", [rate(node.rate), node.lost ? s("tspan", { class: "bad" }, ` ${count(node.lost)} dropped`) : null]),
+    line(2, node.waits ? "bad" : "soft", state));
 }
 
 function drawGraph(here) {
@@ -475,7 +476,7 @@ function drawInputs({ app, snapshot }) {
   const skewed = marks.some((mark) => mark.skewed);
   const timed = marks.length > 0;
   const keep = [true, true, true, rows.some((row) => row.cells[3]), timed, timed, skewed];
-  const columns = [["input", "long"], ["rate", "number"], ["not processed", "number"], ["oldest sent", "number"], ["watermark", ""], ["held back by", ""], ["clock", ""]];
+  const columns = [["input", ""], ["rate", "number"], ["not processed", "number"], ["oldest sent", "number"], ["watermark", "tight"], ["held back by", ""], ["clock", ""]];
   show("inputs", rows.length ? table(columns.filter((_, i) => keep[i]), rows.map(({ key, cells }) => ({ key, cells: cells.filter((_, i) => keep[i]) }))) : note("This app has no inputs."));
 }
 
@@ -507,20 +508,22 @@ function drawChart(rows) {
   const times = Array.from({ length: 60 }, (_, index) => last - 10 * (59 - index));
   const each = (value) => times.map((time) => (byTime.has(time) ? value(byTime.get(time)) : null));
   const data = [times, each((row) => 1000 * row.longest), each((row) => 1000 * row.seconds / row.count), each((row) => row.bytes / 10)];
+  const latest = times.findLastIndex((time) => byTime.has(time));
   const host = at("chart");
   const width = Math.max(200, host.parentElement.clientWidth - 32);
   if (chart && Math.abs(chart.width - width) < 2) {
     chart.setData(data);
+    if (!(chart.cursor.left >= 0)) chart.setLegend({ idx: latest });
     return;
   }
   chart?.destroy();
   const color = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
   const axis = (more) => ({ stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 }, font: "11px system-ui", ...more });
-  const point = { show: true, size: 4 };
+  const point = { show: (_, __, first, last) => last - first < 6, size: 4 };
   chart = new uPlot({
     width, height: 190, cursor: { y: false },
     scales: { ms: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] }, bytes: { range: (_, low, high) => [0, Math.max(1000, high * 1.1)] } },
-    axes: [axis({ values: (_, ticks) => ticks.map((tick) => moment(tick * 1000).slice(-8, -3)) }),
+    axes: [axis({ incrs: [60, 120, 300, 600], space: 54, values: (_, ticks) => ticks.map((tick) => moment(tick * 1000).slice(-8, -3)) }),
       axis({ scale: "ms", size: 56, values: (_, ticks) => ticks.map((tick) => seconds(tick / 1000)) }),
       axis({ scale: "bytes", side: 1, size: 62, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => `${bytes(tick)}/s`) })],
     series: [{ value: (_, time) => (time ? moment(time * 1000) : "") },
@@ -528,6 +531,7 @@ function drawChart(rows) {
       { label: "mean", scale: "ms", stroke: color("--accent"), width: 2, points: point, value: (_, v) => (v === null ? "" : seconds(v / 1000)) },
       { label: "written", scale: "bytes", stroke: color("--good"), width: 1.5, dash: [4, 3], points: { show: false }, value: (_, v) => (v === null ? "" : `${bytes(v)}/s`) }],
   }, data, host);
+  chart.setLegend({ idx: latest });
 }
 
 function drawPes(here) {
@@ -535,7 +539,7 @@ function drawPes(here) {
   const same = ["app", "pe", "handler"];
   const rows = of(snapshot.pes, app).map((row) => ({ row, spent: gained(snapshot, "pes", row, "seconds", same), calls: gained(snapshot, "pes", row, "calls", same) }));
   const total = rows.reduce((sum, each) => sum + (each.spent ?? 0), 0);
-  const columns = [["handler", "long"], ["calls", "number"], ["each", "number"], ["of PE time", "number"], ["errors", "number"], ["hottest keys", "long"]];
+  const columns = [["handler", ""], ["calls", "number"], ["each", "number"], ["of PE time", "number"], ["errors", "number"], ["hottest keys", "long"]];
   const hot = (row) => {
     const keys = Object.entries(row.hot).sort((a, b) => b[1] - a[1]).slice(0, 20);
     const button = ([key, events]) => h("button", { type: "button", "data-key": key, "data-ask": key, "data-pe": row.pe, class: events / row.calls >= 0.3 ? "hot" : null },
@@ -560,7 +564,7 @@ function drawPes(here) {
 function drawDead({ app, snapshot }) {
   const rows = of(snapshot.rejected, app);
   const skipped = of(snapshot.stages, app).filter((row) => row.left_out);
-  const columns = [["time", ""], ["stream", ""], ["at", ""], ["PE", ""], ["reason", "long"]];
+  const columns = [["time", "tight"], ["stream", ""], ["at", ""], ["PE", ""], ["reason", "long"]];
   const rowOf = (row) => ({
     key: `${row.ms} ${row.stream} ${row.at}`,
     cells: [moment(row.ms), name(row.stream), h("span", { class: "mono" }, name(row.at)), row.pe ? name(row.pe) : "", name(row.reason)],
@@ -578,7 +582,7 @@ function drawHistory({ snapshot }) {
     key: `${each.ms} ${each.app} ${each.text}`,
     cells: [moment(each.ms), h("span", { class: `kind ${each.kind}` }, each.kind), name(each.app), [name(each.text), each.cause ? h("div", { class: "soft" }, name(each.cause)) : null]],
   }));
-  const columns = [["time", ""], ["", ""], ["app", ""], ["what", "long"]];
+  const columns = [["time", "tight"], ["kind", "tight"], ["app", "tight"], ["what", "long"]];
   const rest = rows.slice(2 * FEW);
   show("history", rows.length ? table(columns, rows.slice(0, 2 * FEW)) : note(containers.length ? "None since the nodes have started." : "Nothing was deployed."),
     rest.length ? h("details", {}, h("summary", { class: "soft" }, `${rest.length} more`), table(columns, rest)) : null);
@@ -594,11 +598,24 @@ async function drawKey() {
   let shown;
   try {
     const answer = await ask(`/${path}`);
-    shown = answer.ok ? stateOf(await answer.json()) : [note((await answer.text()).trim())];
+    shown = answer.ok ? savedOf(await answer.json()) : [note((await answer.text()).trim())];
   } catch {
     shown = [note("No answer.")];
   }
   if (wanted === asked) show("state", h("p", {}, name(pe), h("span", { class: "soft" }, " of key "), name(key)), shown);
+}
+
+/** All that is saved of a key: its state, windows and timers, and of which commit that is. */
+function savedOf({ value, windows, timers, commit }) {
+  const part = (title, ...found) => [h("h3", {}, title), found];
+  const start = (at) => (typeof at === "number" && at > 1e6 ? moment(at * 1000) : at);
+  const offsets = Object.keys(commit?.offsets ?? {}).length ? part("offsets of the commit", stateOf(commit.offsets)) : null;
+  return [
+    commit ? h("p", { class: "soft" }, `as of the commit of ${moment(commit.time * 1000)}, in task ${commit.task}`) : null,
+    value === null || value === undefined ? null : part("state", stateOf(value)),
+    windows?.length ? part(`windows: ${windows.length}`, h("dl", {}, windows.map((each) => [h("dt", {}, String(start(each.start))), h("dd", {}, stateOf(each.value))]))) : null,
+    timers?.length ? part(`timers: ${timers.length}`, h("dl", {}, timers.map((each) => [h("dt", {}, each.name || "timer"), h("dd", {}, String(start(each.time)))]))) : null,
+    offsets];
 }
 
 /** JSON as elements: an object is a list of its parts, whatever it has. */
@@ -691,9 +708,8 @@ function draw() {
 
 async function every(ms, what) {
   for (;;) {
-    const began = Date.now();
     if (!document.hidden) await what();
-    await new Promise((done) => setTimeout(done, Math.max(100, ms - (Date.now() - began))));
+    await new Promise((done) => setTimeout(done, ms)); // the server makes an answer once a second
   }
 }
 

@@ -81,10 +81,13 @@ def test_a_standby_says_how_far_it_is_behind() -> None:
 
 
 def test_each_input_is_shown_with_its_events_that_are_not_processed() -> None:
-    inputs = [InputRow("counter", "log.clicks", 12_345), InputRow("counter", "log.rules", None)]
+    inputs = [
+        InputRow("counter", "log.clicks", 12_345, late=2.5),
+        InputRow("counter", "log.rules", None),
+    ]
     lines = [line.split() for line in text_with(inputs=inputs).splitlines()]
-    assert ["app", "input", "not", "processed"] in lines
-    assert ["counter", "log.clicks", "12,345"] in lines
+    assert ["app", "input", "not", "processed", "oldest", "sent"] in lines
+    assert ["counter", "log.clicks", "12,345", "2.5", "s", "ago"] in lines
     assert ["counter", "log.rules", "unknown"] in lines
 
 
