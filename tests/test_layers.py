@@ -139,7 +139,7 @@ PURE_MODULES = {
     ),
     "runtime.container": "announcement hooks",
     "testing": "failures",
-    "deploy": "cluster_snapshot",
+    "deploy": "app_details cluster_snapshot",
     "monitoring": "exposition totals why",
     "http": "bodies browsers messages openapi routes",
     "cli.render": "diagram mermaid",

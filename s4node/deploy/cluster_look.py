@@ -20,6 +20,13 @@ from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.node_status import NodeStatus, ask_status
 from s4node.cluster.node.restart_policy import Phase
 from s4node.cluster.node.running import Running
+from s4node.deploy.app_details import (
+    commits_of,
+    flows_of,
+    history_of,
+    partitions_of,
+    rejected_of,
+)
 from s4node.deploy.cluster_snapshot import (
     AppRow,
     NodeRow,
@@ -27,15 +34,10 @@ from s4node.deploy.cluster_snapshot import (
     StreamRow,
     away_of,
     bottleneck_of,
-    commits_of,
     failing_of,
-    flows_of,
-    history_of,
     inputs_of,
     outboxes_of,
-    partitions_of,
     pes_of,
-    rejected_of,
     restoring_of,
     rows_of,
     standbys_of,

@@ -277,6 +277,9 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     failing: dict[str, str] = {}
     away: dict[str, str] = {}
     commit_bytes: Annotated[int, counter("bytes that commits have written")] = 0
+    commit_seconds: Annotated[
+        float, counter("seconds from the begin of commits until they were on disk")
+    ] = 0.0
     commit_age: Annotated[
         float,
         Family("gauge", "seconds since the last commit of a task that changed since", merge=MOST),

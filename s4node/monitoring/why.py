@@ -31,6 +31,9 @@ _BUSY = 0.8
 _SHARE = 0.3
 """The part of the time, of the events or of a task, that is worth a reason."""
 
+_LONG_COMMIT = 0.1
+"""Seconds from which on a commit is long; shorter ones may follow each other all the time."""
+
 _SILENT_SECONDS = 5.0
 """Seconds for which a watermark stands still behind events that come."""
 
@@ -66,7 +69,7 @@ class Look:
         earlier = {row.node: row for row in before.work if row.app == app}
         self.tasks = 0
         self.spent: dict[str, float] = {}
-        self.calls: dict[str, int] = {}
+        self.commits, self.commit_seconds = 0, 0.0
         self.busy = self.waited = self.load = 0.0
         """Of the container that works most: parts of the time in which it works, and waits for a
         processor; and the load of its machine."""
@@ -75,8 +78,9 @@ class Look:
             spent = _gained(row.seconds, was.seconds if was else {})
             for kind, seconds in spent.items():
                 self.spent[kind] = self.spent.get(kind, 0.0) + seconds
-            for kind, count in _gained(row.calls, was.calls if was else {}).items():
-                self.calls[kind] = self.calls.get(kind, 0) + int(count)
+            if was is not None and row.commits >= was.commits:
+                self.commits += row.commits - was.commits
+                self.commit_seconds += row.commit_seconds - was.commit_seconds
             self.tasks += row.tasks
             # a step that began before counts at its end
             worked = sum(each for kind, each in spent.items() if kind != "commit")
@@ -205,9 +209,9 @@ def _machine_busy(look: Look) -> Iterator[Reason]:
 
 
 def _commits(look: Look) -> Iterator[Reason]:
-    count, seconds = look.calls.get("commit", 0), look.spent.get("commit", 0.0)
-    part = seconds / look.seconds / max(1, look.tasks)
-    if count and part >= _SHARE:
+    count, seconds = look.commits, look.commit_seconds
+    part = min(1.0, seconds / look.seconds / max(1, look.tasks))
+    if count and part >= _BUSY and seconds / count >= _LONG_COMMIT:
         text = (
             f"commits take {part:.0%} of the time of a task: {count} of "
             f"{duration(seconds / count)} on average"

@@ -8,10 +8,16 @@ import msgspec
 import pytest
 
 from s4node.cluster.node.history import Happening
-from s4node.deploy.cluster_snapshot import (
+from s4node.deploy.app_details import (
     CommitsRow,
-    FailingRow,
     FlowRow,
+    commits_of,
+    flows_of,
+    history_of,
+    rejected_of,
+)
+from s4node.deploy.cluster_snapshot import (
+    FailingRow,
     InputRow,
     OutboxRow,
     RestoringRow,
@@ -21,14 +27,10 @@ from s4node.deploy.cluster_snapshot import (
     WatermarkRow,
     WindowsRow,
     bottleneck_of,
-    commits_of,
     failing_of,
-    flows_of,
-    history_of,
     inputs_of,
     outboxes_of,
     ranges,
-    rejected_of,
     restoring_of,
     rows_of,
     standbys_of,

@@ -44,10 +44,9 @@ def stage(depth: int = 0, admitted: int = 0) -> Row:
     )  # fmt: skip
 
 
-def work(process: float = 0.0, commit: float = 0.0, commits: int = 0, **of: Any) -> WorkRow:
-    seconds, calls = {"process": process, "commit": commit}, {"process": 99, "commit": commits}
+def work(process: float = 0.0, **of: Any) -> WorkRow:
     known = {"cpu_seconds": process, "load": 0.5} | of
-    return WorkRow("shop", "one", 1, seconds, calls, **known)
+    return WorkRow("shop", "one", 1, {"process": process}, {"process": 99}, **known)
 
 
 def pe(name: str, seconds: float, calls: int = 1000, **hot: float) -> PeRow:
@@ -136,8 +135,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "commits",
         {"work": [work()]},
-        {"work": [work(0.1, commit=1.2, commits=4)]},
-        "commits take 60% of the time of a task: 4 of 300.0 ms on average",
+        {"work": [work(0.1, commits=4, commit_seconds=1.8)]},
+        "commits take 90% of the time of a task: 4 of 450.0 ms on average",
     ),
     (
         "slow-pe",
@@ -193,9 +192,10 @@ def test_there_is_a_case_for_each_rule() -> None:
 HEALTHY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"pes": [pe("Count", 1.0, 10)]}, {"pes": [pe("Count", 1.5, 20, joe=19.0)]}),  # has time left
-    ({}, {"work": [work(0.5, commit=0.1, commits=2, waited_seconds=1.0, load=4.0)]}),
+    ({}, {"work": [work(0.5, commits=2, commit_seconds=0.6, waited_seconds=1.0, load=4.0)]}),
     (marks(60.0, 10), marks(61.0, 20)),  # the watermark moves
     (marks(60.0, 10), marks(60.0, 10)),  # nothing comes
+    ({"work": [work()]}, {"work": [work(0.5, commits=100, commit_seconds=2.0)]}),
     ({}, {"outboxes": [OutboxRow("shop", "seen", "", 9), OutboxRow("shop", "totals", "shop", 9)]}),
     ({}, {"nodes": [msgspec.structs.replace(node("is away"), name="two")]}),  # not one of the app
 ]
@@ -210,8 +210,8 @@ def test_nothing_holds_up_an_app_that_has_time_left(
 
 
 def test_counts_that_begin_anew_are_those_since_the_restart() -> None:
-    before = snapshot(0.0, work=[work(900.0, 5.0, 50)], pes=[pe("Slow", 900.0, 10**6)])
-    now = snapshot(SECONDS, work=[work(1.9, 0.1, 1)], pes=[pe("Slow", 1.8, 100)])
+    before = snapshot(0.0, work=[work(900.0, commits=50)], pes=[pe("Slow", 900.0, 10**6)])
+    now = snapshot(SECONDS, work=[work(1.9, commits=1)], pes=[pe("Slow", 1.8, 100)])
     (reason,) = reasons_of("shop", now, before)
     assert (
         reason.text

@@ -101,18 +101,12 @@ app.create_input_stream("seen", app.create_pe(Bad), key="user")
 
 
 async def test_an_app_that_fails_at_its_events_and_one_that_waits_for_it(folder: Path) -> None:
-    settings = (
-        "s4.container.restartDelay=100000",
-        "s4.stream.clicks.grade=durable",
-        "s4.stream.seen.grade=durable",
-        "s4.stream.seen.consumers=default.page",
-    )
     (folder / "bad.py").write_text(BAD)
     (folder / "clicks.py").write_text(app_text("self.seen.put(click)"))
-    async with node(folder, "one", *settings) as address:
-        for file in ("bad.py", "clicks.py"):
-            given = [word for each in settings for word in ("-p", each)]
-            done = await run_s4("deploy", file, *given, *place(folder), cwd=folder)
+    async with node(folder, "one", "s4.container.restartDelay=100000") as address:
+        for file, stream in (("bad.py", "seen"), ("clicks.py", "clicks")):
+            durable = ("-p", f"s4.stream.{stream}.grade=durable")
+            done = await run_s4("deploy", file, *durable, *place(folder), cwd=folder)
             assert done.returncode == 0, done.stderr
         async with sending(address):
             text = await reason_of(folder, "not-running", "page", *place(folder))

@@ -23,12 +23,16 @@ import trio
 from s4node.errors import CheckpointError, NotSaveable, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
-from s4node.metrics.statistics import CommitStatistics
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
-from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
+from s4node.runtime.commit.task_commit import (
+    CommitContext,
+    CommitTimes,
+    TaskCommits,
+    TaskProgress,
+)
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
 from s4node.runtime.task.gate import Phase
@@ -304,12 +308,8 @@ class Committer:
         return any(commits.writing for commits in self._tasks.values())
 
     @property
-    def bytes(self) -> int:
-        return self._context.times.bytes
-
-    def recent(self) -> list[CommitStatistics]:
-        """The commits of the last ten minutes."""
-        return self._context.times.recent(now_ms() / 1000)
+    def times(self) -> CommitTimes:
+        return self._context.times
 
     @property
     def age(self) -> float:

@@ -68,10 +68,11 @@ _TIMES_KEPT = 600
 
 
 class CommitTimes:
-    """The commits of the last ten minutes, ten seconds at a time; ``bytes`` are of all commits."""
+    """The commits of the last ten minutes, by ten seconds; ``bytes`` and ``seconds`` are of all."""
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.seconds = 0.0
         self._recent: deque[CommitStatistics] = deque()
 
     def ended(self, now: float, seconds: float, size: int) -> None:
@@ -85,6 +86,7 @@ class CommitTimes:
         last.longest = max(last.longest, seconds)
         last.bytes += size
         self.bytes += size
+        self.seconds += seconds
 
     def recent(self, now: float) -> list[CommitStatistics]:
         """The commits of the last ten minutes."""

@@ -36,6 +36,7 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import now_ms
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.dead_letter_stream import DeadLetterStream
@@ -413,9 +414,10 @@ class DurableParts(FastParts):
             {} if self.standbys is None else self.standbys.lags(),
             dict(self.retries.failing),
             dict.fromkeys(self.away, "it cannot be reached") | self._outputs.context.failing(),
-            self.committer.bytes,
+            self.committer.times.bytes,
+            self.committer.times.seconds,
             self.committer.age,
-            self.committer.recent(),
+            self.committer.times.recent(now_ms() / 1000),
             list(self.dead_letters.last),
         )
 
