@@ -121,7 +121,7 @@ PURE_MODULES = {
     "log.sink": "decision",
     "cluster.tree": "contract",
     "cluster.coordination": "assignment entries view",
-    "cluster.node": "container_status history restart_policy supervisor_protocol",
+    "cluster.node": "app_details container_status history restart_policy supervisor_protocol",
     "runtime.event_time": (
         "alignment held_streams put_times saved_times sources state_use task_times timed_stream "
         "window_state"
@@ -139,7 +139,7 @@ PURE_MODULES = {
     ),
     "runtime.container": "announcement hooks",
     "testing": "failures",
-    "deploy": "app_details cluster_snapshot",
+    "deploy": "cluster_snapshot",
     "monitoring": "exposition totals why",
     "http": "bodies browsers messages openapi routes",
     "cli.render": "diagram mermaid",

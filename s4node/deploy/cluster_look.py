@@ -16,17 +16,17 @@ import trio
 
 from s4node.cluster.coordination.entries import AppId, NodeInfo
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node.container_status import ContainerStatus
-from s4node.cluster.node.node_status import NodeStatus, ask_status
-from s4node.cluster.node.restart_policy import Phase
-from s4node.cluster.node.running import Running
-from s4node.deploy.app_details import (
+from s4node.cluster.node.app_details import (
     commits_of,
     flows_of,
     history_of,
     partitions_of,
     rejected_of,
 )
+from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.node_status import NodeStatus, ask_status
+from s4node.cluster.node.restart_policy import Phase
+from s4node.cluster.node.running import Running
 from s4node.deploy.cluster_snapshot import (
     AppRow,
     NodeRow,

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from s4node.cluster.node.app_details import CommitsRow, FlowRow, PartitionRow, RejectedRow
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.history import Happening
-from s4node.deploy.app_details import CommitsRow, FlowRow, PartitionRow, RejectedRow
 from s4node.metrics import table
 from s4node.metrics.statistics import ContainerStatistics, StageStatistics
 

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from s4node.cluster.node.history import Happening
-from s4node.deploy.app_details import (
+from s4node.cluster.node.app_details import (
     CommitsRow,
     FlowRow,
     commits_of,
@@ -16,6 +15,7 @@ from s4node.deploy.app_details import (
     history_of,
     rejected_of,
 )
+from s4node.cluster.node.history import Happening
 from s4node.deploy.cluster_snapshot import (
     FailingRow,
     InputRow,
