@@ -425,7 +425,7 @@ function drawPartitions({ app, snapshot }) {
     return h("li", { "data-key": row.partition, class: `heat${Math.min(4, Math.ceil(4 * (speed ?? 0) / most))}` },
       h("b", {}, speed === null ? "" : rate(speed)), String(row.partition),
       h("i", { class: waits > 1000 ? "warn" : "soft" }, waits ? `${count(waits)} behind` : "up to date"),
-      row.part >= 0.2 ? h("i", { class: "warn", title: `${row.hot} has ${percent(row.part)} of the events of ${row.hot_pe}` }, `${percent(row.part)} `, name(row.hot)) : null);
+      row.part >= 0.2 && speed >= 1 ? h("i", { class: "warn", title: `${row.hot} has ${percent(row.part)} of the events of ${row.hot_pe}` }, `${percent(row.part)} `, name(row.hot)) : null);
   };
   const work = of(snapshot.work, app);
   const nodes = snapshot.nodes.map((node) => {
@@ -519,7 +519,8 @@ function drawChart(rows) {
   chart?.destroy();
   const color = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
   const axis = (more) => ({ stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 }, font: "11px system-ui", ...more });
-  const point = { show: (_, __, first, last) => last - first < 6, size: 4 };
+  const alone = (values, index) => values[index] !== null && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null;
+  const point = { show: true, size: 5, filter: (plot, series) => times.flatMap((_, index) => (alone(plot.data[series], index) ? [index] : [])) };
   chart = new uPlot({
     width, height: 190, cursor: { y: false },
     scales: { ms: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] }, bytes: { range: (_, low, high) => [0, Math.max(1000, high * 1.1)] } },
