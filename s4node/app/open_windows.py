@@ -1,6 +1,7 @@
 """The open windows of a prototype in one task, of each kind. Pure.
 
 Rules
+- ``runtime.event_time.task_times`` sets the watermark; a window is due once it has ended by that.
 - Windows that all keys have in common (of a length, or days, or overlapping): there is a table of
   instances for each open window. The dispatch asks for the table of an event's time only when that
   leaves the last window.
@@ -176,8 +177,8 @@ class TableWindows(WindowInstances):
     def calls(self) -> Iterator[Due | None]:
         """The calls that are due at the current watermark; None after other work.
 
-        The watermark may rise between two calls. What is due by that is for the next time: else a
-        table would go before all its windows had their calls.
+        The watermark may rise between two calls. Windows that it ends then wait for the next
+        :meth:`calls`: else a table would go before all its windows had their calls.
         """
         watermark = self.watermark
         while self._ends and self._ends[0][0] <= watermark:

@@ -3,8 +3,8 @@
 Rules
 - Containers report counts of their stages. The same stage of several partitions and containers
   becomes one row: counts are added up, times are the longest.
-- An event that one container passes on to the owner of its partition is decoded in both, and counts
-  where it came in from outside.
+- An event that one container passes on to the owner of its partition is decoded in both. The stages
+  count it where it came in from outside, and the inputs at the owner.
 - A rate is the difference of two snapshots; a container that started between them counts from 0.
 - The bottleneck is the fullest blocking stage furthest downstream: a full stage fills those before
   it, so all of them wait for the last full one.

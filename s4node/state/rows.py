@@ -1,9 +1,9 @@
 """Rows of a task's database: their keys, and the changes since the last commit. Pure.
 
 Rules
-- The key of a row is its key group (2 bytes), its table (2 bytes), and the key in the table. So
-  another number of tasks only slices the same rows otherwise. Rows of the task as a whole are in a
-  group of their own, after all others.
+- The key of a row is its key group (2 bytes), its table (2 bytes), and the key in the table. If
+  the number of tasks changes, the rows stay, and each task gets other ranges of them. Rows of the
+  task as a whole are in a group of their own, after all others.
 - Changes stay here until a commit takes them; the database only ever holds whole commits. A changed
   row is read from here.
 - One set of changes at a time is being written to the database, and is read from here meanwhile.

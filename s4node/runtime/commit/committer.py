@@ -1,10 +1,11 @@
 """The committer: begins the commits of all tasks, and repeats those that fail.
 
 Rules
-- A commit begins in the loop, while nothing of its task runs; see ``task_commit`` for the rest.
-- A task has one commit running at a time. Requests made meanwhile become one commit after it. The
-  progress of a task that saves nothing else is taken at the request, so that the commit covers
-  exactly the requesting event, unless more is requested before it begins.
+- A commit begins in the loop, while nothing of its task runs. ``task_commit`` takes what it saves,
+  and ``state.task_state`` says what it promises, and writes it.
+- A task has one commit running at a time. Requests made meanwhile become one commit after it.
+- If a task saves only its progress, a request takes the progress at once. So the commit covers
+  exactly the event that requested it, if no other request follows before the commit begins.
 - A commit that could not be written is repeated with the newest offsets.
 - ``wait_written`` returns once all changes are written.
 """

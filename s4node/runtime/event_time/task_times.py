@@ -6,8 +6,8 @@ Rules
   reports by itself (a task) is only at what it has reported, unless events have the time at which
   they were sent.
 - Windows of a PE end by the lowest watermark of the streams that lead to it, without silent ones.
-- What a task puts is at a time when all windows that end by then have had their turn; ``put_times``
-  has the rest of it.
+- The events that a task puts have reached a time once all windows that end by it have had their
+  calls; see ``put_times``.
 - A task that reads an input and sends on the events of other tasks is a source for them. All
   readers of an input are waited for until each has said whether it has such events.
 - What a stream with ``order="time"`` hands on comes from this task alone.

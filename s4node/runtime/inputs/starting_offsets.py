@@ -3,8 +3,9 @@
 Rules
 - The order is: the task's ``init``, a requested startpoint, the checkpoint, the settings. The log
   line says which one it was.
-- The offset of ``init``, and a reset, hold once for each start of the job: a container that takes a
-  task over while the job runs goes on from the checkpoint. The commit of the offset says so.
+- The offset of ``init``, and a reset, hold once for each start of the job. The commit of the offset
+  records that they were applied, so a container that takes the task over while the job runs goes
+  on from the checkpoint.
 - A partition that was added since the job began is read from its oldest event.
 - An offset outside the input ends the start, and the message says what to set. If retention has
   deleted the next events, a setting may allow to go on with the rest; the lost ones are counted.
