@@ -93,10 +93,10 @@ def type_of(types: Sequence[TypeDecl], name: str) -> TypeDecl | Answer:
     return Answer(400, f"the stream takes {', '.join(names)}, not {name!r}\n")
 
 
-def checked(found: Found, kind: TypeDecl) -> list[Problem]:
-    """All that is wrong with events that are to be of a type."""
-    wrong = [Problem(found.lines[at], why) for at, why in checks_of(kind).refusals(found.texts)]
-    return sorted([*found.problems, *wrong])
+def checked(found: Found, kind: TypeDecl, first: int, end: int) -> list[Problem]:
+    """All that is wrong with some of the events, which are to be of a type."""
+    wrong = checks_of(kind).refusals(found.texts[first:end])
+    return [Problem(found.lines[first + at], why) for at, why in wrong]
 
 
 def generic() -> TypeDecl:

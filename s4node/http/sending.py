@@ -32,6 +32,8 @@ _OPEN_SECONDS = 10.0
 _TAKEN_SECONDS = 5.0
 """If nothing has left after so long, nothing is taken."""
 _COMMITTED_SECONDS = 30.0
+_SLICE = 4096
+"""The events that are checked, or given to a stream, before others have their turn."""
 _MOST_KEY = 255
 _MOST_IDLE = 32
 """Streams that stay open for the next request, each."""
@@ -129,9 +131,12 @@ async def _sent(sender: _Sender, request: Request, found: Found, *, has_key: boo
     kind = bodies.type_of(stream.types or (bodies.generic(),), request.query.get("type", ""))
     if isinstance(kind, Answer):
         return kind
-    problems = bodies.checked(found, kind)
-    if problems or not found.texts:
-        return bodies.refused(problems or [Problem(1, "there is no event")])
+    texts, problems = found.texts, list(found.problems)
+    for first in range(0, len(texts), _SLICE):
+        problems += bodies.checked(found, kind, first, first + _SLICE)
+        await trio.lowlevel.checkpoint()
+    if problems or not texts:
+        return bodies.refused(sorted(problems) or [Problem(1, "there is no event")])
     try:
         if kind.name != sender.type_name:
             stream.read_as(kind.name, by_key=True)
@@ -141,8 +146,10 @@ async def _sent(sender: _Sender, request: Request, found: Found, *, has_key: boo
                 await stream.wait_open()
             if patience.cancelled_caught:
                 return bodies.try_again(503, AWAY)
-        stream.extend_nowait(found.texts)
-        return await _settled(stream, len(found.texts))
+        for first in range(0, len(texts), _SLICE):
+            stream.extend_nowait(texts[first : first + _SLICE])
+            await trio.lowlevel.checkpoint()
+        return await _settled(stream, len(texts))
     except StageBroken:
         return _unknown(stream)
     except EventError as error:
