@@ -224,11 +224,11 @@ def _stages(rows: Sequence[Row], *, live: bool) -> Table:
                 row.stage,
                 row.stream,
                 row.grade,
-                f"{row.depth}/{row.capacity}",
-                f"{row.fullest:.0%}",
-                str(row.admitted),
+                f"{row.depth}/{row.capacity}" if row.depth else "",
+                f"{row.fullest:.0%}" if row.depth else "",
+                str(row.admitted or ""),
                 *(("" if row.rate is None else f"{row.rate:,.0f}/s",) if live else ()),
-                f"{row.waited_last * 1000:.1f} ms",
+                f"{row.waited_last * 1000:.1f} ms" if row.waited_last >= _WAITED else "",
                 shed,
                 *(str(getattr(row, name) or "") for name in rare),
             )
@@ -238,6 +238,10 @@ def _stages(rows: Sequence[Row], *, live: bool) -> Table:
     titles += ["shed", *(name.replace("_", " ") for name in rare)]
     counted = ("admitted", "waited") if live else ("waited",)  # with rates, counts matter less
     return _table(titles, lines, spare=("grade", *counted, "waiting", "app", "shed"))
+
+
+_WAITED = 5e-5
+"""Seconds from which on a wait is shown; less is zero."""
 
 
 def _pes(rows: Sequence[PeRow]) -> Table:

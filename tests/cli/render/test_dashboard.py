@@ -145,6 +145,12 @@ def test_line_ends_and_escapes_in_a_name_are_quoted() -> None:
     assert shown.startswith(r"ä\nb\x1b[31m  tcp://127.0.0.1:22001")
 
 
+def test_zeros_of_a_stage_are_left_out() -> None:
+    stages = [Row("stream", "clicks", app="counter", capacity=9, waited_last=1e-6, grade="fast")]
+    (line,) = (line for line in text_with(stages=stages).splitlines() if "  clicks  " in line)
+    assert line.split() == ["counter", "stream", "clicks", "fast"]
+
+
 def test_an_end_of_today_is_shown_with_its_time_alone() -> None:
     nodes = snapshot().nodes
     nodes[0].containers[0] = msgspec.structs.replace(
@@ -159,7 +165,7 @@ def test_without_a_terminal_the_tables_are_whole_and_each_text_is_a_line() -> No
     assert lines[0] == "cluster shop, in /tmp/nodes"
     assert lines[4:6] == [
         "app      stage         stream  grade    waiting      full  admitted  waited  shed",
-        "counter  deserializer  clicks  durable  80000/80000  100%  1000000   0.0 ms",
+        "counter  deserializer  clicks  durable  80000/80000  100%  1000000   1.5 ms",
     ]
     assert lines[-1].startswith(ENDED)
     assert lines[-1].endswith("that no terminal has room for in a line")
@@ -198,6 +204,7 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
                 depth=80_000,
                 capacity=80_000,
                 admitted=1_000_000,
+                waited_last=0.0015,
                 grade="durable",
                 fullest=1.0,
                 rate=1234.5,
