@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import node_process, run_s4, until, until_told
-from monitored import COUNTER, Click, get, monitored
+from monitored import COUNTER, Click, get, monitored, told
 
 from s4node import Client
 
@@ -118,3 +118,30 @@ async def test_a_handler_that_blocks_its_process_does_not_hide_it(tmp_path: Path
             assert "did not answer within" in await until_told(problem, bool)
             client.abandon()
         await process.kill()
+
+
+async def test_a_node_that_is_gone_is_shown_as_such(tmp_path: Path) -> None:
+    async with monitored(tmp_path) as one, monitored(tmp_path, "two") as two:
+
+        async def problems() -> dict[str, str]:
+            status, text = await one.get("/status")
+            assert status == 200
+            return {node["name"]: node["problem"] for node in json.loads(text)[0]["nodes"]}
+
+        assert await until_told(problems, lambda found: len(found) == 2) == {"one": "", "two": ""}
+        await two.process.kill()
+        found = await until_told(problems, lambda found: found["two"])
+        assert found["one"] == ""
+        assert found["two"].startswith("is away since ")
+
+
+async def test_nodes_of_one_command_are_seen_and_asked_at_one_address(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(COUNTER)
+    async with node_process("app.py", "--nodes=2", cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        (cluster,) = (await told(f"{process.url}/status")).json
+        assert [node["name"] for node in cluster["nodes"]] == ["node-1", "node-2"]
+        answer = await told(f"{process.url}/streams/clicks", [{"user": "joe"}, {"user": "ann"}])
+        assert answer.status == 202
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 0
