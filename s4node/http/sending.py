@@ -17,14 +17,17 @@ from typing import NamedTuple
 
 import trio
 
-from s4node.errors import ConnectionRefused, EventError, StageBroken
+from s4node.errors import ConnectionRefused, EventError, S4Error, StageBroken
 from s4node.http import bodies
 from s4node.http.bodies import Found, Problem
 from s4node.http.messages import Answer, Request
+from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
+
+log = get_logger("s4node.http")
 
 KEY = "idempotency-key"
 
@@ -84,7 +87,11 @@ class Sending:
             return _not_opened(error)
         if sender is None:
             return bodies.try_again(503, AWAY)
-        answer = await _sent(sender, request, found, has_key=bool(key))
+        try:
+            answer = await _sent(sender, request, found, has_key=bool(key))
+        except BaseException:
+            sender.over.set()
+            raise
         idle = self._idle.setdefault(sender.stream.name, [])
         if key or answer.status >= 429 or sender.stream.raised or len(idle) >= _MOST_IDLE:
             sender.over.set()
@@ -116,11 +123,18 @@ class Sending:
 
 async def _keep(client: Client, name: str, task_status: trio.TaskStatus[_Sender]) -> None:
     """Keep a stream open until its sender is over; raises ConnectionRefused before."""
-    async with client:
-        sender = _Sender(await client.stream(name, again=client.producer.startswith(wire.BATCH)))
-        task_status.started(sender)
-        await sender.over.wait()
-        client.abandon()
+    sender: _Sender | None = None
+    try:
+        async with client:
+            stream = await client.stream(name, again=client.producer.startswith(wire.BATCH))
+            sender = _Sender(stream)
+            task_status.started(sender)
+            await sender.over.wait()
+            client.abandon()
+    except S4Error as error:
+        if sender is None:
+            raise
+        log.warning("a stream to which HTTP sends has failed", stream=name, reason=str(error))
 
 
 async def _sent(sender: _Sender, request: Request, found: Found, *, has_key: bool) -> Answer:

@@ -78,8 +78,7 @@ class HttpServer:
     as long. Call :meth:`listen`, then :meth:`run`.
 
     Without a configured address it takes the next free port of this machine from ``FIRST_PORT`` on,
-    or any if a hundred are taken. Raises
-    ConfigError if the configured address cannot be used.
+    or any if a hundred are taken. Raises ConfigError if the configured address cannot be used.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class HttpServer:
             )
         self._advertised = urlsplit(f"//{config[settings.LISTENER_ADVERTISE]}").hostname or ""
         names = {"localhost", gethostname(), host, self._advertised}
-        self._names = frozenset(each.lower() for each in names if each)
+        self._names = frozenset(each.lower() for each in names - {"", "0.0.0.0", "::"})  # noqa: S104
         self._listeners: Sequence[trio.SocketListener] = ()
         self._waiting: dict[trio.CancelScope, Conversation] = {}  # for their peers
         self._open = 0

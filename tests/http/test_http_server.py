@@ -266,8 +266,11 @@ async def test_a_node_is_asked_by_its_names_and_addresses(host: str) -> None:
     "host",
     ["rebound.example", "localhost.rebound.example:80", "0.0.0.0:80", "x@localhost", "[::1", "a b"],
 )
-async def test_a_name_that_was_bound_to_the_node_afterwards_gets_nothing(host: str) -> None:
-    async with serving() as server:
+@pytest.mark.parametrize("address", [LOCAL, "tcp://0.0.0.0:0"])
+async def test_a_name_that_was_bound_to_the_node_afterwards_gets_nothing(
+    host: str, address: str
+) -> None:
+    async with serving(address, **{"s4.access": "open"}) as server:
         answer = await said(server, get("/status", f"Origin: http://{host}", host=host))
     assert status_of(answer) == 421
     assert b"secret" not in answer
