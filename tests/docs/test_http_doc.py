@@ -24,8 +24,8 @@ pytestmark = [
 async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     (start, ready), *others = commands()
     state = f"-ps4.state.folder={tmp_path}"
-    _, _, file, option = shlex.split(start)
-    async with node_process(ROOT / file, option, state, cwd=tmp_path) as process:
+    _, _, file, *option = shlex.split(start)
+    async with node_process(ROOT / file, *option, state, cwd=tmp_path) as process:
         await until(lambda: process.url)
         shown = "\n".join(ready).replace("tcp://127.0.0.1:12000", process.address)
         told = [*shown.replace(URL, process.url).split("\n")[:2], "  send events:  s4 send ..."]
