@@ -26,7 +26,7 @@ from harness import environment, free_port, s4
 sync_api = pytest.importorskip("playwright.sync_api", reason="SKIPPED: install playwright")
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 CHROMIUM = which("chromium") or which("chromium-browser") or ""
 pytestmark = [
@@ -238,6 +238,28 @@ def test_the_page_of_a_node_shows_all_nodes_and_the_graph(browser: Browser, node
         for name in ("clicks", "Count", "seen", "Last"):
             graph.locator("text", has_text=name).first.wait_for()
         page.locator("#why h2", has_text="counter").wait_for()
+
+
+def test_a_node_that_wants_a_token_gets_it_from_the_page(browser: Browser, nodes: Nodes) -> None:
+    def guard(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, body="this needs a token")
+
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(LONG_MS)
+    for path in ("status", "why"):
+        page.route(f"**/{path}", guard)
+    page.goto(nodes.url("one"))
+    page.locator("#token input").fill("secret")
+    assert page.locator("main").is_hidden()
+    page.keyboard.press("Enter")
+    page.locator("#why h2", has_text="counter").wait_for()
+    assert page.locator("#token").is_hidden()
+    assert page.url == nodes.url("one")
+    context.close()
 
 
 def test_all_can_be_reached_with_the_keyboard(browser: Browser, nodes: Nodes) -> None:

@@ -689,6 +689,7 @@ function drawLive() {
 }
 
 function draw() {
+  at("main").hidden = false;
   drawHead();
   const here = current();
   if (!here) {
