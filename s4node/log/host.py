@@ -213,6 +213,8 @@ class LogHost:
         error = connection.problem(hello, hosted.admission)
         greeting = Greeting()
         headers = {**self._headers, wire.LOG: True, wire.PRODUCER: hello.peer}
+        if connection.outdated(hello, hosted.admission):
+            headers[wire.WHY] = wire.REPLACED
         if not error:
             lost = hosted.lost(hello)
             try:

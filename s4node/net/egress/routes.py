@@ -434,11 +434,11 @@ class NodeRoute:
     def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
         """Take a node's refusal of a hello that ``declared`` these classes."""
         box = self.outbox
-        if self._goes_on_without(answer, declared):
+        why = answer.headers.get(wire.WHY)
+        if why is None and self._goes_on_without(answer, declared):
             self._declared = ()
             self._wants_hello = True  # with the remaining classes
             return
-        why = answer.headers.get(wire.WHY)
         others = [each for each in self.routes.by_address.values() if each is not self]
         if why in wire.FINAL or not any(route._hopes for route in others):
             self.routes.refused_as, box.error = str(why or ""), answer.error

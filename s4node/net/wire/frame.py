@@ -105,10 +105,11 @@ DURABLE = "durable"
 """Header of a node's hello: settled events of the stream are committed, and survive the node."""
 
 WHY = "why"
-"""Header of a node's hello that refuses a producer: ``NO_STREAM``, ``OTHER_BATCH`` or ``LIMIT``."""
+"""Header of a node's hello that refuses a producer, and not for its types: ``NO_STREAM``,
+``REPLACED``, ``OTHER_BATCH`` or ``LIMIT``."""
 
-NO_STREAM = "stream"
-"""Nothing takes the stream at this node."""
+NO_STREAM, REPLACED = "stream", "replaced"
+"""Nothing takes the stream at this node; the producer has a newer connection."""
 
 OTHER_BATCH, LIMIT = FINAL = "batch", "limit"
 """The producer's id has sent another batch; the node can take no more producers for now. Both hold

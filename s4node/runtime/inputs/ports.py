@@ -155,6 +155,8 @@ class Ports:
             connection.warn("hello for an unknown stream", stream=hello.stream)
             return self._refusal(hello, self.unknown(hello.stream), {wire.WHY: wire.NO_STREAM})
         reason = connection.problem(hello, port.admission)
+        if connection.outdated(hello, port.admission):
+            return self._refusal(hello, reason, {wire.WHY: wire.REPLACED})
         return self._refusal(hello, reason) if reason else self._greet(port, hello, connection)
 
     def _greet(
@@ -209,7 +211,8 @@ class Ports:
                 self._opened(port, hello, connection)
             else:
                 reason = connection.outdated(hello, port.admission)
-                answer = self._refusal(hello, reason) if reason else None
+                why = {wire.WHY: wire.REPLACED}
+                answer = self._refusal(hello, reason, why) if reason else None
                 answer = answer or self._greet(port, hello, connection)
             if answer is not None:
                 connection.answer(wire.encode_frame(answer))
