@@ -5,7 +5,10 @@ runs read the same topics, from the oldest record.
 
 - count: a container reads the topic, decodes and counts by key, with a commit every second. The
   limit is a bare loop over the topic of one partition in one process: consume, one decode call for
-  each batch, and a dict of counts. It has the same options of the client.
+  each batch, and a dict of counts. It has the same options of the client. Of 8 partitions, records
+  are sent on to the tasks of their keys, or ``routed``: they are where the keys are.
+- Bytewax, if it is installed (``pip install bytewax``): the same count of the topic of one
+  partition, with the same options of the client and without recovery.
 - process: from producing a record, at 50 a second, to its handler.
 - output: from the handler to a reader of committed records, with a commit every 100 ms; half of
   that interval is waiting for the commit.
@@ -13,6 +16,7 @@ runs read the same topics, from the oldest record.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
@@ -45,9 +49,17 @@ from s4node.app.stream import OutputStream
 from s4node.events.event import Event
 
 PARTITIONS = (1, 8)
+ROUTED = "8 partitions, routed"
+PEER = "bytewax"
 _INTERVAL_MS = 100
 _A_SECOND = 50
 _POLL_SECONDS = 0.002
+_OPTIONS = {
+    "fetch.queue.backoff.ms": 5,
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 16_384,
+}
+"""Options of consumers, as the container has them."""
 
 
 class Timed(Event):
@@ -83,7 +95,12 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             f"{each} partitions": partial(measured, "kafka.counting", partitions=each, **given)
             for each in PARTITIONS
         }
+        cases[ROUTED] = partial(measured, "kafka.counting", partitions=8, routed=True, **given)
         cases["the bare loop"] = partial(measured, "kafka.bare", **given)
+        if importlib.util.find_spec("bytewax") is None:
+            say("no row of Bytewax, which is not installed; pip install bytewax")
+        else:
+            cases[PEER] = partial(measured, "kafka.counting_by_bytewax", **given)
         for each in ("processed", "published"):
             task = {"address": address, "seconds": seconds}
             cases[each] = partial(measured, f"kafka.{each}", **task)
@@ -93,6 +110,9 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         Result.of("kafka", found[f"{each} partitions"], limit, partitions=each)
         for each in PARTITIONS
     ]
+    rows.append(Result.of("kafka", found[ROUTED], limit, partitions=8, routed=True))
+    if PEER in found:
+        rows.append(Result.of("kafka", found[PEER], limit, partitions=1, by=PEER))
     for each in ("processed", "published"):
         row = Result.of("kafka", found[each], until=each)
         row.p50_ms = middle([one["p50_ms"] for one in found[each]])
@@ -111,7 +131,8 @@ def filling(task: dict[str, Any]) -> None:
     from confluent_kafka import Producer
 
     topic = _created(task["address"], task["partitions"])
-    producer = Producer({"bootstrap.servers": task["address"], "linger.ms": 50})
+    options = {"linger.ms": 50, "partitioner": "murmur2_random"}
+    producer = Producer({"bootstrap.servers": task["address"], **options})
     for reading in _readings(task["events"]):
         while True:
             try:
@@ -126,14 +147,7 @@ def bare(task: dict[str, Any]) -> None:
     """Consume, decode and count the topic of one partition."""
     from confluent_kafka import Consumer, TopicPartition
 
-    options = {
-        "bootstrap.servers": task["address"],
-        "group.id": "bench",
-        "fetch.queue.backoff.ms": 5,
-        "queued.min.messages": 20_000,
-        "queued.max.messages.kbytes": 16_384,
-    }
-    consumer = Consumer(options)
+    consumer = Consumer({"bootstrap.servers": task["address"], "group.id": "bench", **_OPTIONS})
     consumer.assign([TopicPartition(_topic(1), 0, 0)])
     decode = msgspec.json.Decoder(list[Row]).decode
     counts: Counter[str] = Counter()
@@ -154,6 +168,48 @@ def bare(task: dict[str, Any]) -> None:
     answer(events=done - first, seconds=seconds, checked=right, **used)
 
 
+def counting_by_bytewax(task: dict[str, Any]) -> None:
+    """Count the topic of one partition in a flow of Bytewax."""
+    from bytewax import operators, outputs, testing
+    from bytewax.connectors.kafka import KafkaSource
+    from bytewax.dataflow import Dataflow
+
+    decode = msgspec.json.Decoder(Row).decode
+    counts: dict[str, int] = {}
+    done = first = 0
+    began = before = ended = 0.0
+
+    def keyed(record: Any) -> tuple[str, Row]:
+        reading = decode(record.value or b"")
+        return reading.key, reading
+
+    class Counts(outputs.StatelessSinkPartition[Any]):
+        def write_batch(self, items: list[Any]) -> None:
+            nonlocal done, first, began, before, ended
+            counts.update(items)
+            done += len(items)
+            ended = time.perf_counter()
+            if not first:
+                first, began, before = done, ended, usage()["cpu_s"]
+
+    class Sink(outputs.DynamicSink[Any]):
+        def build(self, *_: Any) -> Counts:
+            return Counts()
+
+    flow = Dataflow("count")
+    options = {name: str(value) for name, value in _OPTIONS.items()}
+    source = KafkaSource([task["address"]], [_topic(1)], tail=False, add_config=options)
+    records = operators.input("records", flow, source)
+    readings = operators.map("decode", records, keyed)
+    counted = operators.stateful_map("count", readings, lambda n, _: ((n or 0) + 1, (n or 0) + 1))
+    operators.output("counts", counted, Sink())
+    run_main: Any = testing.run_main
+    run_main(flow)
+    right = counts == Counter(each.key for each in _readings(done))
+    used = {**usage(), "cpu_s": usage()["cpu_s"] - before}
+    answer(events=done - first, seconds=ended - began, checked=right, **used)
+
+
 def counting(task: dict[str, Any]) -> None:
     """Run a container that counts a topic; report its time and counts."""
 
@@ -166,6 +222,8 @@ def counting(task: dict[str, Any]) -> None:
             "streams.readings.samza.physical.name": _topic(task["partitions"]),
             "task.commit.ms": "1000",
         }
+        if task.get("routed"):
+            values |= {"s4.hasher": "kafka", "streams.readings.routed": "true"}
         async with running(container_of(app, values)) as container:
             while not (first := container.processed):  # noqa: ASYNC110 - it measures
                 await trio.sleep(_POLL_SECONDS)

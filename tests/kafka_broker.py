@@ -19,6 +19,7 @@ import trio
 
 pytest.importorskip("confluent_kafka", reason="needs the extra kafka: tools/install kafka")
 
+from certificates import Issuer
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
@@ -47,12 +48,15 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},\
-  CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded}
+  SSL://127.0.0.1:{tls},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},\
+  SSL://127.0.0.1:{tls}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,\
-  CONTROLLER:PLAINTEXT
+  SSL:SSL,CONTROLLER:PLAINTEXT
+ssl.keystore.type=PEM
+ssl.keystore.location={folder}/broker.pem
 sasl.enabled.mechanisms=PLAIN
 listener.name.sasl_plaintext.plain.sasl.jaas.config=\
   org.apache.kafka.common.security.plain.PlainLoginModule required user_joe="secret";
@@ -92,19 +96,26 @@ class Broker:
     """A broker with its data in ``folder``, at ``address``.
 
     At ``guarded`` the only user is joe, by SASL, with the password secret and the rights that
-    ``allow`` gives.
+    ``allow`` gives. At ``tls`` it has a certificate of ``authority``.
     """
 
     def __init__(self, folder: Path) -> None:
         self.address = f"127.0.0.1:{(port := free_port())}"
         self.guarded = f"127.0.0.1:{(guarded := free_port())}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tls = f"127.0.0.1:{(tls := free_port())}"
+        certificate, key, self.authority = (
+            Issuer(folder / "tls").files("s4://kafka/node/n").values()
+        )
+        (folder / "broker.pem").write_text(Path(key).read_text() + Path(certificate).read_text())
         self._folder = folder
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
         self._properties = folder / "server.properties"
         self._properties.write_text(
-            _PROPERTIES.format(port=port, guarded=guarded, controller=free_port(), folder=folder)
+            _PROPERTIES.format(
+                port=port, guarded=guarded, tls=tls, controller=free_port(), folder=folder
+            )
         )
         cluster = "AAAAAAAAAAAAAAAAAAAAAQ"
         format_ = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", self._properties)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -223,18 +223,19 @@ class KafkaConsumer:
     def _deliver(self, messages: Sequence[Any]) -> None:
         assert self._consumer is not None
         found: list[_Delivery] = []
-        for key, group in groupby(messages, _key_of):  # mostly long runs of one partition
-            reader = self._readers.get(key)
-            if reader is not None:
-                run = list(group)
-                errors = [each for each in run if each.error() is not None]
-                if errors:
-                    run = [each for each in run if each.error() is None]
-                if run:
-                    place = TopicPartition(*key)
-                    _, upcoming = self._consumer.get_watermark_offsets(place, cached=True)
-                    found.append((reader, reader.taken(run, upcoming), None))
-                found += [(reader, each.offset(), each.error()) for each in errors]
+        errors = [each for each in messages if each.error() is not None]
+        if errors:  # those of the whole consumer have no topic, and partition 0
+            messages = [each for each in messages if each.error() is None]
+        for key, run in _runs_of(messages, {topic for topic, _ in self._readers}):
+            if (reader := self._readers.get(key)) is not None:
+                place = TopicPartition(*key)
+                _, upcoming = self._consumer.get_watermark_offsets(place, cached=True)
+                found.append((reader, reader.taken(run, upcoming), None))
+        found += [
+            (reader, each.offset(), each.error())
+            for each in errors
+            if (reader := self._readers.get((each.topic(), each.partition()))) is not None
+        ]
         self._soon(found)
 
     def _soon(self, found: Sequence[_Delivery]) -> None:
@@ -256,8 +257,21 @@ class KafkaConsumer:
 _Delivery = Any
 
 
-def _key_of(message: Any) -> tuple[str, int]:
-    return message.topic(), message.partition()
+def _runs_of(
+    messages: Sequence[Any], topics: Collection[str]
+) -> Iterator[tuple[tuple[str, int], Sequence[Any]]]:
+    """The records of each partition, which mostly come in long runs.
+
+    Names of topics are compared only if there are several: it takes longer than all the rest.
+    """
+    places: Sequence[Any] = [message.partition() for message in messages]
+    if len(topics) > 1:
+        places = [*zip([message.topic() for message in messages], places, strict=True)]
+    at = 0
+    for _, group in groupby(places):
+        end = at + len(list(group))
+        yield (messages[at].topic(), messages[at].partition()), messages[at:end]
+        at = end
 
 
 def _code_of(message: Any) -> int | None:
@@ -375,7 +389,10 @@ class KafkaReader:
         """Take over records; ``arrive`` completes where they begin."""
         form = self._form
         values = [message.value() for message in messages]
-        offsets = [message.offset() for message in messages]
+        first, last = messages[0].offset(), messages[-1].offset()
+        offsets: Sequence[int] = range(first, last + 1)
+        if len(offsets) != len(messages):
+            offsets = [message.offset() for message in messages]
         weight = sum(map(len, filter(None, values)))
         records = Records(
             offsets,
@@ -389,7 +406,7 @@ class KafkaReader:
         created = messages[0].timestamp()[1]
         epoch = messages[-1].leader_epoch()
         epoch = -1 if epoch is None else epoch + 1
-        return Arrived(offsets[0], offsets[-1] + 1, records, weight, created, upcoming, epoch)
+        return Arrived(first, last + 1, records, weight, created, upcoming, epoch)
 
     # -- what has come -------------------------------------------------------------------------
 

@@ -242,6 +242,22 @@ async def test_what_the_broker_denies_stops_the_app_with_the_right_that_lacks(
             await until(lambda: len(broker.records(totals)) == 10, "all are there")
 
 
+async def test_a_broker_with_tls_is_read_and_one_of_an_unknown_authority_refused(
+    broker: Broker, topic: str, settings: dict[str, str]
+) -> None:
+    broker.create(topic, 1)
+    truth = put(broker, topic, range(10))
+    consumer = "systems.kafka.consumer"
+    settings |= {
+        "systems.kafka.address": broker.tls,
+        f"{consumer}.security.protocol": "ssl",
+        f"{consumer}.ssl.endpoint.identification.algorithm": "none",  # its name is no address
+    }
+    await stops(Clicks("clicks"), settings, S4Error, "refuses: .*certificate")
+    settings[f"{consumer}.ssl.ca.location"] = broker.authority
+    assert await counted(settings, truth) == truth
+
+
 async def test_a_bounded_input_ends_where_it_ended_at_the_start(
     broker: Broker, topic: str, settings: dict[str, str]
 ) -> None:
