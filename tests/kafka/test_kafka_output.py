@@ -160,6 +160,7 @@ async def test_records_are_there_once_while_containers_come_and_go(
         async with s4_process(*words, cwd=tmp_path, ready=False, fault=fault) as process:
             # a container that dies before all of them run ends the start
             await until(lambda: process.readiness or process.process.returncode is not None)
+            assert process.readiness or died.exists(), process.errors
             for _ in range(3):
                 job.put(20)
                 with trio.move_on_after(draw.uniform(0.3, 3)):
