@@ -171,7 +171,8 @@ class PeRow(msgspec.Struct):
 class WorkRow(msgspec.Struct, frozen=True):
     """The work of an app's container on a node since its start: seconds of its ``tasks`` tasks and
     calls, by kind; and of its process. ``load`` is that of the machine by core, and for
-    ``waited_seconds`` the process waited for a processor."""
+    ``waited_seconds`` the process waited for a processor. It had run for ``up_seconds`` when it
+    counted these, some time before the snapshot."""
 
     app: str
     node: str
@@ -185,6 +186,7 @@ class WorkRow(msgspec.Struct, frozen=True):
     commit_bytes: int = 0
     commit_seconds: float = 0.0
     commit_age: float = 0.0
+    up_seconds: float = 0.0
 
 
 class StreamRow(msgspec.Struct, frozen=True):
@@ -430,6 +432,7 @@ def work_of(node: str, reports: Iterable[ContainerStatistics]) -> list[WorkRow]:
             report.replay.commit_bytes,
             report.replay.commit_seconds,
             report.replay.commit_age,
+            report.up_seconds,
         )
         for report in reports
     ]

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 from s4node.errors import EventTimeError
-from s4node.events.event import EventBatch, GenericEvent, created_ms
+from s4node.events.event import EventBatch, created_ms
 from s4node.events.routing import compiled, is_generic
 from s4node.events.schema import EventType
 
@@ -58,7 +58,7 @@ class TimeRule:
     def __init__(self, stream: str, name: str, types: Sequence[EventType]) -> None:
         self.name = name
         self._stream = stream
-        kinds = {_kind_of(kind, name) for kind in types}
+        kinds = {kind.kind_of(name) for kind in types}
         self.generic = is_generic([kind.cls for kind in types])
         kind = kinds.pop() if len(kinds) == 1 else ""
         read = f"{{e}}._attributes.get({name!r})" if self.generic else f"{{e}}.{name}"
@@ -155,10 +155,3 @@ class SendingRule(TimeRule):
         """The time of these events; None if it is refused."""
         time = batch.created_ms / 1000
         return time if events and 0 < time <= now + MOST_AHEAD else None
-
-
-def _kind_of(kind: EventType, name: str) -> str:
-    """The declared type of the field as text; empty if it may be several."""
-    if kind.cls is GenericEvent:
-        return ""
-    return {field: text for field, text, _ in kind.declaration.fields}.get(name, "")

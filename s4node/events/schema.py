@@ -223,8 +223,20 @@ class EventType:
 
         The types of ``fixed`` fields, as of our own, have to be the same.
         """
-        fixed = (*self._fixed, *fixed)
+        fixed = [self._encoded(each) for each in (*self._fixed, *fixed)]
         return refusal_of(self.declaration, other, self._marked, fixed)
+
+    def kind_of(self, attribute: str) -> str:
+        """The declared type of an attribute as text; empty if the class does not have it."""
+        kinds = {field: text for field, text, _ in self.declaration.fields}
+        return kinds.get(self._encoded(attribute), "")
+
+    def _encoded(self, attribute: str) -> str:
+        """The name of an attribute's field on the wire; ``rename`` of the class changes it."""
+        if not issubclass(self.cls, msgspec.Struct):
+            return attribute
+        names = zip(self.cls.__struct_fields__, self.cls.__struct_encode_fields__, strict=True)
+        return dict(names).get(attribute, attribute)
 
     def encode(self, events: Sequence[Any]) -> bytes:
         """Encode events as one msgpack array; raises EventError if msgpack cannot encode one."""

@@ -313,15 +313,16 @@ class ListenerStatistics(msgspec.Struct, frozen=True):
 class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
     """The counts of a container of ``app`` since its start.
 
-    ``cpu_seconds`` are those of its process, and ``load`` is the load of its machine in the last
-    minute by core: above 1, programs wait for one. For ``waited_seconds`` the process waited for a
-    processor. ``levels`` is, by stream, the number of streams
-    before it on the way from an input; ``grades`` says if it is fast or durable, and ``ways`` which
-    PEs put events on it and which take them. ``replay`` and ``outboxes`` are empty if tasks keep no
-    state.
+    It has run for ``up_seconds``. ``cpu_seconds`` are those of its process, and ``load`` is that of
+    its machine in the last minute by core: above 1, programs wait for one. For ``waited_seconds``
+    the process waited for a processor. ``levels`` is, by stream, the number of
+    streams before it on the way from an input; ``grades`` says if it is fast or durable, and
+    ``ways`` which PEs put events on it and which take them. ``replay`` and ``outboxes`` are empty
+    if tasks keep no state.
     """
 
     app: str
+    up_seconds: float = 0.0
     cpu_seconds: float = 0.0
     load: float = 0.0
     waited_seconds: float = 0.0

@@ -84,10 +84,12 @@ class Look:
             self.tasks += row.tasks
             # a step that began before counts at its end
             worked = sum(each for kind, each in spent.items() if kind != "commit")
-            busy = min(1.0, worked / self.seconds)
+            counted = row.up_seconds - (was.up_seconds if was else 0.0)
+            seconds = counted if counted > 0 else self.seconds
+            busy = min(1.0, worked / seconds)
             if busy >= self.busy:
                 waited = row.waited_seconds - (was.waited_seconds if was else 0.0)
-                self.busy, self.waited, self.load = busy, max(0.0, waited) / self.seconds, row.load
+                self.busy, self.waited, self.load = busy, max(0.0, waited) / seconds, row.load
 
     @property
     def full_stages(self) -> list[Row]:

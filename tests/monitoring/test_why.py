@@ -23,7 +23,7 @@ from s4node.deploy.cluster_snapshot import (
     WindowsRow,
     WorkRow,
 )
-from s4node.monitoring.why import MOST, RULES, reasons_of
+from s4node.monitoring.why import MOST, RULES, Look, reasons_of
 
 SECONDS = 2.0
 
@@ -229,3 +229,9 @@ def test_at_most_three_reasons_are_given_the_most_important_first() -> None:
     found = reasons_of("shop", snapshot(SECONDS, **(BUSY | rows)), snapshot(0.0, **NOTHING))
     assert [each.rule for each in found] == ["failing", "restoring", "slow-pe"]
     assert len(found) == MOST
+
+
+def test_a_container_is_busy_in_the_time_that_its_reports_cover() -> None:
+    before = snapshot(10.0, work=[work(10.0, up_seconds=11.0)])
+    now = snapshot(12.0, work=[work(11.46, up_seconds=12.5)])  # reported half a second before
+    assert Look("shop", now, before).busy == pytest.approx(1.46 / 1.5)

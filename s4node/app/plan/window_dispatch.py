@@ -79,9 +79,9 @@ _TIMES = {"float", "int", "datetime"}
 def time_problems(stream: Stream, name: str) -> Iterable[str]:
     """The mistakes in the field that has the time of a stream's events."""
     for kind in stream.types:
-        fields = {field: text for field, text, _ in kind.declaration.fields}
-        if issubclass(kind.cls, msgspec.Struct) and fields.get(name) not in _TIMES:
-            has = f"is {fields[name]}" if name in fields else "is not there"
+        declared = kind.kind_of(name)
+        if issubclass(kind.cls, msgspec.Struct) and declared not in _TIMES:
+            has = f"is {declared}" if declared else "is not there"
             yield (
                 f"stream {stream.name!r} has the time of its events in {name!r}, but that {has} in "
                 f"{kind.name}; it has to be a float (seconds), an int (ms) or a datetime"

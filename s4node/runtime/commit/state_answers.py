@@ -32,6 +32,7 @@ from s4node.net.wire.state_questions import (
     NOT_HERE,
     PAGE,
 )
+from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.task_commit import TaskCommits
 from s4node.state.browse import Committed, StateLookup
 from s4node.state.job import checkpoint_of
@@ -172,7 +173,7 @@ def _page(
 def _commit(task: int, state: TaskState) -> str:
     """The commit as of which the state is, as JSON."""
     at = checkpoint_of(state)
-    offsets = {str(each): offset for each, offset in sorted(at.offsets.items())}
+    offsets = {str(SystemStreamPartition(*each)): n for each, n in sorted(at.offsets.items())}
     return _json({"task": task, "time": at.written_ms / 1000, "offsets": offsets})
 
 

@@ -85,6 +85,7 @@ class Accounts:
         gaining, recovering = parts.ownership.gaining, parts.ownership.recovering
         return ContainerStatistics(
             app=self._job,
+            up_seconds=clocks.steady() - self._made_at,
             cpu_seconds=time.process_time(),
             load=os.getloadavg()[0] / (os.cpu_count() or 1),
             waited_seconds=waited_seconds(),

@@ -24,6 +24,11 @@ class Trade(Event):
     at: float
 
 
+class Reading(Event, rename={"at": "created-at"}):
+    symbol: str
+    at: int
+
+
 class Bar(Event):
     symbol: str
     start: float
@@ -119,6 +124,30 @@ def test_windows_over_a_stream_of_the_app_need_a_field_with_the_time() -> None:
 
     with pytest.raises(GraphError, match="does not say which field has it"), AppTest(Inner):
         pass
+
+
+def test_the_field_with_the_time_may_have_another_name_on_the_wire() -> None:
+    class Count(ProcessingElement):
+        bars: OutputStream
+        n: int = 0
+
+        def on_event(self, event: Reading) -> None:
+            self.n += 1
+
+        def on_window(self) -> None:
+            self.bars.put(Bar(self.key, self.window.start, self.window.end, self.n, 0))
+
+    class Renamed(App):
+        def on_init(self) -> None:
+            count = self.create_pe(Count)
+            count.bars = self.create_output_stream("bars", key="symbol", types=Bar)
+            count.set_window(tumbling(60))
+            self.create_input_stream("readings", count, key="symbol", time="at")
+
+    start = 1_700_000_040
+    with AppTest(Renamed) as test:
+        test.send("readings", *(Reading("a", (start + n) * 1000) for n in (1, 59, 60, 180)))
+        assert bars(test) == [("a", start, 2, 0), ("a", start + 60, 1, 0)]
 
 
 # --- the life of a window ------------------------------------------------------------------------
