@@ -90,23 +90,6 @@ async def test_the_event_types_of_a_log_have_a_limit_of_bytes(
             assert await clicks.flush() == []
 
 
-async def test_a_program_that_dies_appends_all_of_it_again_and_it_is_there_once(
-    tmp_path: Path,
-) -> None:
-    settings: dict[str, str] = {}
-    for end in (700, 2000):  # and the node dies between, too
-        async with log_node(tmp_path, settings=settings) as node, log_at(node.address) as log:
-            await log.create("clicks", 3, key="user")
-            for part in (end - 200, end):
-                async with Client(node.address, producer="appender") as client:
-                    clicks = await client.stream("clicks", again=True)
-                    await clicks.send_many([Click(f"user-{n % 7}", n) for n in range(part)])
-                    if part < end:
-                        client.abandon()
-            found = await read_all(node.address, "clicks", end, types=Click, start=Oldest())
-    assert sorted(click.n for click in found) == list(range(2000))
-
-
 async def test_a_task_that_was_taken_over_appends_nothing_more(tmp_path: Path) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks", 1)
@@ -449,43 +432,6 @@ async def test_json_becomes_generic_events_or_the_type_that_the_stream_has(
             "Click(user='zoe', n=1, text='')",
             "GenericEvent(user='joe', at=[1])",
         ]
-
-
-async def test_a_new_process_with_an_old_id_resumes_after_what_is_there(tmp_path: Path) -> None:
-    for life in range(3):
-        async with log_node(tmp_path) as node, log_at(node.address) as log:
-            await log.create("clicks")
-            async with Client(node.address, producer="sensor") as client:
-                clicks = await client.stream("clicks")
-                await clicks.send_many([Click("joe", life * 10 + n) for n in range(10)])
-                assert await clicks.flush() == []
-    async with log_node(tmp_path) as node:
-        found = await read_all(node.address, "clicks", 30, types=Click, start=Oldest())
-        assert [click.n for click in found] == list(range(30))
-
-
-async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Path) -> None:
-    events = [Click(f"u{n}", n) for n in range(100)]
-    frame = data_frame("clicks", "raw", 0, events, partition=1)
-    for life in range(2):
-        async with log_node(tmp_path) as node, log_at(node.address) as log:
-            await log.create("clicks", 3, key="user")
-            async with raw_peer(node.address) as peer:
-                await peer.send_frames(
-                    wire.Hello(
-                        "raw",
-                        str(life),
-                        "clicks",
-                        (EventType(Click).declaration,),
-                        positions=(wire.Position(1, 0),),
-                    ),
-                    frame,
-                )
-                verdict = await peer.receive_until(lambda h: isinstance(h, wire.Verdict))
-                assert isinstance(verdict, wire.Verdict)
-                assert verdict.rulings[0].upto == 100
-            described = await log.describe("clicks")
-            assert sum(each["upcoming"] for each in described["partitions"]) == 100
 
 
 # -- questions and garbage ------------------------------------------------------------------------

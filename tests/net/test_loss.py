@@ -2,72 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from harness import in_thread, proxy, running, until
 from shared_apps import Click, ForwardingApp, NotingApp, OnePE
+from test_grades import USERS, expected, send
 
 from s4node import AdapterApp, Client, SyncClient
 
 if TYPE_CHECKING:
-    from s4node import ClientStream
+    pass
 
 
 # -- connections that are cut ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("seed", range(4))
-async def test_a_connection_cut_at_random_loses_and_doubles_nothing(
-    seed: int, partitions: int
-) -> None:
-    app = NotingApp()
-    async with (
-        running(app, partitions=partitions) as node,
-        proxy(node.address, seed=seed, cuts=12) as between,
-        Client(between.address) as client,
-    ):
-        stream = await client.stream("clicks")
-        await send(stream, USERS, 10_000, seed)
-        assert await stream.flush() == []
-        assert stream.counts["admitted"] == 10_000
-        assert between.cuts >= 10
-        assert node.statistics().inputs["clicks"].admitted == 10_000
-    assert app.by_user == expected(USERS, 10_000)
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_refusals_are_known_to_the_sender_however_often_the_connection_is_cut(
-    seed: int,
-) -> None:
-    def find(event: Click) -> str:
-        if event.n % 10 == 3:
-            raise ValueError("three")
-        return event.user
-
-    app = NotingApp(key=find)
-    async with (
-        running(app, {"s4.stream.workQueueSize": "1000"}) as node,
-        proxy(node.address, seed=seed, least=100, most=30_000, cuts=20) as between,
-        Client(between.address) as client,
-    ):
-        stream = await client.stream("clicks")
-        await send(stream, USERS, 5000, seed)
-        refused = await stream.flush()
-        assert between.cuts >= 15
-        assert sorted(r.number for r in refused) == list(range(3, 5000, 10))
-        assert stream.counts == {
-            "admitted": 4500,
-            "shed": 0,
-            "refused": 500,
-            "unsent": 0,
-            "pending": 0,
-        }
-    numbers = {user: [n for n in ns if n % 10 != 3] for user, ns in expected(USERS, 5000).items()}
-    assert app.by_user == numbers
 
 
 async def test_the_sync_client_with_cut_connections_loses_and_doubles_nothing() -> None:
@@ -85,7 +34,7 @@ async def test_the_sync_client_with_cut_connections_loses_and_doubles_nothing() 
 
         await in_thread(work)
         assert between.cuts == 10
-    assert app.by_user == expected(USERS, 10_000)
+    assert app.by_user == expected(10_000)
 
 
 # -- slow peers -----------------------------------------------------------------------------------
@@ -214,11 +163,11 @@ async def test_a_connection_that_stalls_without_an_end_costs_nothing_but_time(si
         Client(between.address, queue_size=500) as client,
     ):
         stream = await client.stream("clicks")
-        await send(stream, USERS, 1000, 1)
+        await send(stream, 1000, 1)
         await stream.flush()
         between.stall(side)
         with trio.move_on_after(0.3) as patience:
-            await send(stream, USERS, 100_000, 1)
+            await send(stream, 100_000, 1)
         assert patience.cancelled_caught
         assert len(app.seen) < 3000
         sent = stream.counts["admitted"] + stream.counts["pending"]
@@ -226,32 +175,3 @@ async def test_a_connection_that_stalls_without_an_end_costs_nothing_but_time(si
         assert await stream.flush() == []
         assert stream.counts["admitted"] == sent
     assert len(app.seen) == sent
-
-
-# -- set-up ---------------------------------------------------------------------------------------
-
-
-async def send(stream: ClientStream, users: list[str], total: int, seed: int) -> None:
-    """Send ``total`` clicks of changing users and sizes, in bursts of changing length."""
-    chance = random.Random(seed)
-    n = 0
-    while n < total:
-        burst = min(chance.choice([1, 1, 10, 300]), total - n)
-        clicks = [
-            Click(users[i % len(users)], i, "x" * chance.choice([0, 0, 50, 500]))
-            for i in range(n, n + burst)
-        ]
-        if burst == 1:
-            await stream.send(clicks[0])
-        else:
-            await stream.send_many(clicks)
-        n += burst
-        if chance.random() < 0.2:
-            await trio.lowlevel.checkpoint()
-
-
-def expected(users: list[str], total: int) -> dict[str, list[int]]:
-    return {user: list(range(i, total, len(users))) for i, user in enumerate(users)}
-
-
-USERS = [f"user{n}" for n in range(7)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,6 +15,7 @@ import pytest
 import trio
 from harness import free_port, in_thread, metric, running, until, until_still
 from input_systems import dies
+from lives import lives
 from saved_state import saved_instances, saved_producers
 from shared_apps import (
     Click,
@@ -31,8 +31,6 @@ from structlog.testing import capture_logs
 from s4node import (
     App,
     Client,
-    Config,
-    Container,
     Event,
     GenericEvent,
     ProcessingElement,
@@ -69,105 +67,12 @@ async def test_an_integer_beyond_64_bits_is_refused_on_arrival_and_ends_no_app(
         assert all("it holds a value that cannot be saved" in one.reason for one in refused)
 
 
-class Lives:
-    """Containers of one address, one after the other; each ends at once, without a last commit."""
-
-    def __init__(self, nursery: trio.Nursery, settings: dict[str, str]) -> None:
-        self._nursery = nursery
-        self._settings = settings
-        self._scope = trio.CancelScope()
-        self._ended = trio.Event()
-        self.container: Container
-
-    async def begin(self, app: App, **settings: str) -> Container:
-        """Start the next one."""
-        self.container = Container(app, Config.from_values(self._settings | settings))
-        self._scope, self._ended = trio.CancelScope(), trio.Event()
-        self._nursery.start_soon(self._run, self.container)
-        await self.container.ready.wait()
-        return self.container
-
-    async def _run(self, container: Container) -> None:
-        with self._scope:
-            await container.run()
-        self._ended.set()
-
-    async def crash(self) -> None:
-        """End it as it is."""
-        self._scope.cancel()
-        await self._ended.wait()
-
-    def commit(self) -> None:
-        """Have all tasks commit soon."""
-        for task in self.container.tasks.values():
-            task.want_commit()
-            self.container.parts.loop.wake(task)
-
-
-@asynccontextmanager
-async def lives(settings: dict[str, str]) -> AsyncIterator[Lives]:
-    """Where containers live; what runs at the end is ended."""
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            yield Lives(nursery, settings)
-            nursery.cancel_scope.cancel()
-
-
 def clicks_of(first: int, end: int) -> list[Click]:
     return [Click(USERS[n % 4], n) for n in range(first, end)]
 
 
 def processed(app: CountingApp) -> int:
     return sum(app.counts.values())
-
-
-async def test_after_a_crash_a_producer_goes_back_to_what_was_committed(
-    settings: dict[str, str],
-) -> None:
-    first, second = CountingApp(), CountingApp()
-    async with lives(settings) as node:
-        await node.begin(first)
-        async with Client(settings["s4.listener.address"], producer="clicker") as client:
-            clicks = await client.stream("clicks")
-            await clicks.send_many(clicks_of(0, 100))
-            await until(lambda: processed(first) == 100)
-            assert clicks.counts["admitted"] == 0  # nothing is committed
-            node.commit()
-            await clicks.flush()
-            await clicks.send_many(clicks_of(100, 200))
-            await until(lambda: processed(first) == 200)
-            assert clicks.counts["admitted"] == 100
-            await node.crash()
-            await node.begin(second)
-            await until(lambda: processed(second) == 200)
-            node.commit()
-            assert await clicks.flush() == []
-            assert clicks.counts["admitted"] == 200
-    assert second.counts == dict.fromkeys(USERS, 50)
-    for at, user in enumerate(USERS):
-        assert second.seen[user] == list(range(at, 200, 4))
-
-
-async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_is_left_out(
-    settings: dict[str, str],
-) -> None:
-    app = CountingApp()
-    address = settings["s4.listener.address"]
-    async with lives(settings) as node:
-        container = await node.begin(app)
-        for end in (60, 130, 200):
-            async with Client(address, producer="clicker") as client:
-                clicks = await client.stream("clicks", again=True)
-                await clicks.send_many(clicks_of(0, end))
-                await until(lambda end=end: processed(app) == end)  # type: ignore[misc]
-                client.abandon()  # with all of it uncommitted
-        async with Client(address, producer="clicker") as client:
-            clicks = await client.stream("clicks", again=True)
-            assert [await clicks.resume_at(p) for p in (0, 1)] == numbers(container)
-            await clicks.send_many(clicks_of(0, 200))
-            assert await clicks.flush() == []
-            assert clicks.counts["admitted"] == 200
-    assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
 
 
 async def test_a_producer_that_waits_for_its_earlier_life_is_told_that_the_node_is_not_away(
@@ -199,31 +104,6 @@ async def test_a_producer_that_waits_for_its_earlier_life_is_told_that_the_node_
             assert await clicks.flush() == []
             assert clicks.counts["admitted"] == 4
     assert len(began) == 4
-
-
-def numbers(container: Container) -> list[int]:
-    """How far the producer ``clicker`` is committed, by partition."""
-    lanes = container.ports["clicks"].admission.lanes
-    return [lanes["clicker", partition].settled for partition in container.tasks]
-
-
-@pytest.mark.parametrize("lives", [1, 2])
-async def test_a_program_goes_on_where_its_last_life_stopped(
-    settings: dict[str, str], lives: int
-) -> None:
-    one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "20"}
-    address = one["s4.listener.address"]
-    for _ in range(lives):  # of the node, which ends in order
-        app = CountingApp()
-        async with running(app, one, address=address):
-            for _ in range(4 // lives):  # of the program
-                async with Client(address, producer="clicker") as client:
-                    clicks = await client.stream("clicks")
-                    first = await clicks.resume_at()
-                    await clicks.send_many(clicks_of(first, first + 50))
-    assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
-    kept = saved_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
-    assert [row.number for rows in kept.values() for row in rows.values()] == [200]
 
 
 async def test_clients_without_an_id_of_their_own_leave_nothing_behind(
