@@ -275,7 +275,7 @@ def tail(
 ) -> int:
     """Print a stream's events; returns the exit status."""
     if system:
-        reading = log_systems.Reading(to.config, system, timeout, as_json=as_json)
+        reading = log_systems.Reading(to.config, system, stream, timeout, as_json=as_json)
         return trio.run(reading.print_tail, stream, start, partition, count)
     reach = to.to_log()
 
@@ -297,7 +297,7 @@ def tail(
 def describe(stream: str, to: Nodes, timeout: float, *, system: str, as_json: bool) -> int:
     """Show one stream, or all; returns the exit status."""
     if system:
-        reading = log_systems.Reading(to.config, system, timeout, as_json=as_json)
+        reading = log_systems.Reading(to.config, system, stream, timeout, as_json=as_json)
         return trio.run(reading.print_streams, stream)
 
     async def work(log: EmbeddedLog) -> int:

@@ -3,6 +3,8 @@
 Rules
 - The settings are those of the app: how the system is reached, and the formats of its streams.
 - Events are GenericEvents. A value that does not decode is reported, and reading goes on.
+- The time of a record is shown beside its place, and not in the field that gets it in the app: a
+  stream that is written has its own time there.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import trio
 
@@ -24,12 +26,26 @@ from s4node.offsets.startpoint import Specific, Startpoint
 from s4node.offsets.system import EndOfStream, PartitionReader, System, SystemStreamPartition
 from s4node.systems.registry import Systems
 
+_TIME = "(time)"
+"""Stands for the field that gets the time of a record."""
+
+
+class RecordPlace(NamedTuple):
+    """The place of a record, with its time in seconds."""
+
+    partition: int
+    offset: int
+    time: float
+
 
 class Reading:
     """Reads the system ``name`` of ``config``, which has to answer within ``timeout`` seconds."""
 
-    def __init__(self, config: Config, name: str, timeout: float, *, as_json: bool) -> None:
-        self._system = Systems(config)[name]
+    def __init__(
+        self, config: Config, name: str, stream: str, timeout: float, *, as_json: bool
+    ) -> None:
+        timed = {f"streams.{stream}.record.time": _TIME} if stream else {}
+        self._system = Systems(config.with_(timed))[name]
         self._timeout = timeout
         self._as_json = as_json
 
@@ -104,7 +120,11 @@ async def _read(reader: PartitionReader, sender: trio.MemorySendChannel[Any]) ->
         for offset, why, raw in batch.undecoded:
             report(f"{reader.ssp}: offset {offset} is left out: {why}: {raw[:80]!r}")
         for index, event in enumerate(batch.events):
-            await sender.send((Place(reader.ssp.partition, batch.number(index)), event))
+            at: Place | RecordPlace = Place(reader.ssp.partition, batch.number(index))
+            fields = event.attributes
+            if (time := fields.pop(_TIME, None)) is not None:
+                at = RecordPlace(at.partition, at.offset, time)
+            await sender.send((at, GenericEvent.from_attributes(fields)))
 
 
 async def _names(system: System) -> list[str]:

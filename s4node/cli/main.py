@@ -22,12 +22,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from s4node.errors import S4Error
 from s4node.process import stdio
 from s4node.process.loading import interruptible
 from s4node.version import __version__
+
+if TYPE_CHECKING:
+    from s4node.config.config import Config
 
 
 class Command(NamedTuple):
@@ -234,21 +237,26 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _config(files: list[str], settings: list[str], overrides: dict[str, str]) -> Config:
+    """The settings, which may name classes of modules beside the files or in the working folder."""
+    from s4node.config.config import Config
+
+    paths = [Path(file) for file in files]
+    config = Config.load(paths, overrides, settings=settings)
+    sys.path += [*(str(path.parent) for path in paths), ""]
+    return config
+
+
 def _call(parsed: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(parsed).items() if name not in _OURS}
     set_here = {name: given.pop(name) for name in list(given) if "." in name}
     overrides = {name: value for name, value in set_here.items() if value is not None}
     if "files" in given:
-        from s4node.config.config import Config
-
-        files = [Path(file) for file in given.pop("files")]
-        given["config"] = Config.load(files, overrides, settings=given.pop("settings"))
+        given["config"] = _config(given.pop("files"), given.pop("settings"), overrides)
     if "to_files" in given:
         from s4node.cli.running_apps import Nodes
-        from s4node.config.config import Config
 
-        files = [Path(file) for file in given.pop("to_files")]
-        config = Config.load(files, overrides, settings=given.pop("to_settings"))
+        config = _config(given.pop("to_files"), given.pop("to_settings"), overrides)
         given["to"] = Nodes(given["to"], config)
     status: int = parsed.function(**given)
     return status

@@ -399,7 +399,8 @@ RECORD_KEY = Pattern(
 )
 RECORD_TIME = Pattern(
     _INPUTS, "streams.<stream>.record.time", "at", kinds.NAME,
-    "The field that gets the time of each record, in seconds since 1970.",
+    "The field that gets the time of each record, as its class has times: seconds since 1970 in a "
+    "float, milliseconds in an int, or a datetime.",
     "streams.orders.record.time",
 )
 RECORD_HEADERS = Pattern(

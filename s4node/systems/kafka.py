@@ -37,7 +37,6 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.key import ClientOption
 from s4node.errors import ConfigError, S4Error, StartpointError, UnknownStream, described
-from s4node.events.event import GenericEvent
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import Bounds, PartitionReader, Receiver, SystemStreamPartition
@@ -51,7 +50,7 @@ from s4node.systems.kafka_reader import (
 )
 from s4node.systems.kafka_transactions import OpenTransactions
 from s4node.systems.kafka_writer import KafkaMarkers, KafkaReceiver
-from s4node.systems.records import RecordFormat, RecordReader
+from s4node.systems.records import RecordFormat, RecordReader, fields_of
 
 log = get_logger("s4node.systems")
 
@@ -445,7 +444,7 @@ class KafkaSystem:
         A call that fails, or is cancelled, may have appended some.
         """
         place = await self._place(SystemStreamPartition(self.name, stream, partition))
-        values = [msgspec.json.encode(_fields_of(event)) for event in events]
+        values = [msgspec.json.encode(fields_of(event)) for event in events]
         return await threads.run_sync(self._produce, place, values, created_ms or 0)
 
     def _produce(self, place: TopicPartition, values: Sequence[bytes], created_ms: int) -> int:
@@ -481,9 +480,3 @@ class KafkaSystem:
 
 _LOOK_SECONDS = 0.2
 """How often those who wait for a broker look whether they were cancelled."""
-
-
-def _fields_of(event: Any) -> dict[str, Any]:
-    if isinstance(event, GenericEvent):
-        return event.attributes
-    return msgspec.structs.asdict(event)

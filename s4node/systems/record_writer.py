@@ -25,7 +25,7 @@ from s4node.events.keys import KeySpec, check_key, record_key
 from s4node.events.routing import KeyRule
 from s4node.events.schema import EventType
 from s4node.offsets.system import OutputRecord
-from s4node.systems.records import RecordFormat
+from s4node.systems.records import RecordFormat, fields_of
 
 AT_ONCE_BYTES = 1 << 20
 """The bytes of records that are written at once, approximately."""
@@ -71,8 +71,8 @@ class RecordWriter:
                 return OutputRecord(self._stream, record_key(check_key(event.key)), None, now_ms)
             find_key, find_time, names = self._ways_of(event.__class__)
             key = None if self._key is None else record_key(check_key(find_key(event)))
-            time = int(find_time(event) * 1000) if self._form.time else now_ms
-            fields = _fields_of(event)
+            time = round(find_time(event) * 1000) if self._form.time else now_ms
+            fields = fields_of(event)
             headers = self._headers(fields.pop(self._form.headers, None))
             if names:
                 fields = {names[name]: field for name, field in fields.items()}
@@ -119,12 +119,6 @@ def _nothing(_: Any) -> Any:
 
 def _finder(key: KeySpec, cls: type) -> Callable[[Any], Any]:
     return KeyRule(key, generic=cls is GenericEvent).finder()
-
-
-def _fields_of(event: Any) -> dict[str, Any]:
-    if isinstance(event, GenericEvent):
-        return event.attributes
-    return msgspec.structs.asdict(event)
 
 
 def _values_of(stream: str, form: RecordFormat) -> Callable[[Any, dict[str, Any]], bytes]:

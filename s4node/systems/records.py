@@ -4,7 +4,7 @@ Rules
 - A stream of records has one event class, or GenericEvents, and a format of its values. Fields that
   the class does not have are left out: an app reads what it needs.
 - The key, the time and the headers of a record get into fields that the settings name. They replace
-  what the value has there.
+  what the value has there. The time is as the class of its field has times: see ``event_time``.
 - The values of a batch are decoded in one call. Only if that fails, each is decoded by itself, and
   the bad ones are refused.
 - A tombstone, a record without a value, has no event unless the settings say so.
@@ -13,9 +13,11 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import inspect
 
 from s4node.config import plugins, settings
 from s4node.config.config import Config
@@ -23,6 +25,7 @@ from s4node.errors import ConfigError, EventError, described
 from s4node.events.event import GenericEvent
 from s4node.events.json_objects import bounds_of, maker_of, twin
 from s4node.events.keepable import check
+from s4node.events.type_text import type_text
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 
 _CHECKED = ("json", "msgpack")
@@ -115,6 +118,7 @@ class RecordReader:
         self._key: Callable[[bytes | None], Any] = (
             _text_or_bytes if self._generic else _key_of(self._cls, form.key)
         )
+        self._time = _seconds if self._generic else _time_of(stream, self._cls, form.time)
         self._values = _values_of(stream, form, self._cls, self._given)
         self._doubtful = self._generic or form.serde not in _CHECKED or bounds_of(self._cls)[1]
 
@@ -156,7 +160,7 @@ class RecordReader:
         if form.key:
             columns.append([self._key(key) for key in records.keys])
         if form.time:
-            columns.append([time / 1000 for time in records.times])
+            columns.append(list(map(self._time, records.times)))
         if form.headers:
             columns.append([dict(headers) for headers in records.headers])
         return columns
@@ -257,6 +261,8 @@ def _values_of(stream: str, form: RecordFormat, cls: type, given: tuple[str, ...
     setting = f"streams.{stream}.samza.msg.serde"
     serde = plugins.made(form.serde, setting, "format")
     plugins.lacking(serde, ("decode",), form.serde, setting, "format")
+    if cls is GenericEvent:
+        return _Own(lambda value: fields_of(serde.decode(value)), fields)
     return _Own(serde.decode, fields)
 
 
@@ -320,6 +326,49 @@ def _key_of(cls: Any, name: str) -> Callable[[bytes | None], Any]:
         return key
 
     return raw if kind is bytes else read
+
+
+def _time_of(stream: str, cls: Any, name: str) -> Callable[[int], Any]:
+    """A function that makes a value of the field's type of the time of a record."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(cls)}
+    if name not in fields:
+        return _seconds
+    kind = inspect.type_info(fields[name])
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    for taken, made in _TIMES:
+        if any(isinstance(each, taken) for each in kinds):
+            return made
+    raise ConfigError(
+        f"streams.{stream}.record.time = {name}: the field of {cls.__name__} is "
+        f"{type_text(kind)}, which holds no time; declare it as float (seconds), int "
+        f"(milliseconds) or datetime"
+    )
+
+
+def _seconds(time: int) -> float:
+    return time / 1000
+
+
+def _millis(time: int) -> int:
+    return time
+
+
+def _date(time: int) -> datetime:
+    return datetime.fromtimestamp(time / 1000, UTC)
+
+
+_TIMES: Sequence[tuple[Any, Callable[[int], Any]]] = (
+    ((inspect.FloatType, inspect.AnyType), _seconds),
+    (inspect.DateTimeType, _date),
+    (inspect.IntType, _millis),
+)
+
+
+def fields_of(event: Any) -> Any:
+    """The fields of an event by name."""
+    if isinstance(event, GenericEvent):
+        return event.attributes
+    return msgspec.structs.asdict(event) if isinstance(event, msgspec.Struct) else event
 
 
 def _text_or_bytes(key: bytes | None) -> str | bytes | None:

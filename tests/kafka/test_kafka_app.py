@@ -321,9 +321,10 @@ async def test_the_log_command_reads_a_topic_with_the_formats_of_the_app(
     broker.create(topic, 2)
     producer = broker.producer()
     for value in (b'{"n": 1}', b"{", b'{"n": 2}'):
-        producer.produce(topic, value, b"joe", 1)
+        producer.produce(topic, value, b"joe", 1, timestamp=1500)
     assert producer.flush(30) == 0
     settings["streams.clicks.record.key"] = "user"
+    settings["streams.clicks.record.time"] = "at"
     file = tmp_path / "app.properties"
     file.write_text("".join(f"{name} = {text}\n" for name, text in settings.items()))
 
@@ -331,9 +332,9 @@ async def test_the_log_command_reads_a_topic_with_the_formats_of_the_app(
         return await run_s4("log", *words, "--system", "kafka", "--config", file, cwd=tmp_path)
 
     tailed = await log("tail", "clicks", "--from", "oldest", "--count", "2", "--json")
-    assert tailed.stdout.splitlines() == [
-        '{"partition":1,"offset":0,"event":{"n":1,"user":"joe"}}',
-        '{"partition":1,"offset":2,"event":{"n":2,"user":"joe"}}',
+    assert [json.loads(line) for line in tailed.stdout.splitlines()] == [
+        {"partition": 1, "offset": at, "time": 1.5, "event": {"n": n, "user": "joe"}}
+        for at, n in ((0, 1), (2, 2))
     ]
     assert "kafka.clicks[1]: offset 1 is left out: GenericEvent does not decode" in tailed.stderr
     tailed = await log("tail", "clicks", "--from", "newest", "--partition", "1", "--count", "1")

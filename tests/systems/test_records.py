@@ -153,13 +153,44 @@ def test_renamed_fields_have_their_names_of_values_in_and_out() -> None:
     form, value = RecordFormat(time="at"), b'{"userId":"joe"}'
     reader = RecordReader("orders", form, [Renamed])
     events, _, _ = reader.read(Records([0], [value], times=[1000]))
-    assert events == [Renamed("joe", 1)]
+    assert events == [Renamed("joe", 1000)]
     writer = RecordWriter("orders", form._replace(time=""), "user_id", 1000)
     (record,) = writer.write(events, 5)
     assert (record.key, msgspec.json.decode(record.value or b"")) == (
         b"joe",
-        {"userId": "joe", "at": 1},
+        {"userId": "joe", "at": 1000},
     )
+
+
+@pytest.mark.parametrize("serde", ["json", "msgpack", "bytes", "test_records:Upper"])
+@pytest.mark.parametrize(
+    ("kind", "time"),
+    [
+        (float, 1_767_225_600.123),
+        (float | None, 1_767_225_600.123),
+        (Any, 1_767_225_600.123),
+        (int, 1_767_225_600_123),
+        (int | None, 1_767_225_600_123),
+        (datetime, datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)),
+        (datetime | None, datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)),
+    ],
+)
+def test_the_time_of_a_record_is_of_its_field_s_class_and_comes_out_as_it_went_in(
+    kind: Any, time: Any, serde: str
+) -> None:
+    fields = [("at", kind), ("user", str, ""), ("value", bytes, b"")]
+    cls = msgspec.defstruct("Timed", fields, bases=(Event,))  # type: ignore[arg-type]
+    form = RecordFormat(serde=serde, time="at")
+    records = Records([0, 1], [b"{}" if serde == "json" else b"\x80"] * 2, times=[MILLIS] * 2)
+    if serde == "test_records:Upper":
+        records = records._replace(values=[b"ann"] * 2)
+    events, _, refusals = RecordReader("orders", form, [cls]).read(records)
+    assert ([event.at for event in events], refusals) == ([time] * 2, [])
+    writer = RecordWriter("orders", RecordFormat(time="at"), None, 1000)
+    assert [each.time_ms for each in writer.write(events, 0)] == [MILLIS] * 2
+
+
+MILLIS = 1_767_225_600_123
 
 
 def test_a_value_with_the_id_of_a_schema_says_what_it_takes() -> None:
@@ -173,6 +204,11 @@ def test_a_value_with_the_id_of_a_schema_says_what_it_takes() -> None:
         ([Order, Blob], {}, "the types Order, Blob, and its records do not say"),
         ([Order], {"streams.o.record.key": "name"}, "key = name: Order has no such field.* user"),
         ([Order], {"streams.o.record.time": "at"}, "record.time = at: Order has no such field"),
+        (
+            [Order],
+            {"streams.o.record.time": "user"},
+            "time = user: the field of Order is str, which holds no time; declare it as float .sec",
+        ),
         ([Order], {"streams.o.samza.msg.serde": "bytes"}, "field value, which Order does not have"),
         ([Order], {"streams.o.tombstones": "event"}, "needs streams.o.record.key"),
         ([Order], {"streams.o.samza.msg.serde": "no.where:Format"}, "cannot be imported"),
