@@ -31,6 +31,7 @@ BENCHMARKS = {
     "tls": "the keyed count and the latency with certificates, beside the same without",
     "word-count": "sentences to words across two nodes to counts, beside one bare loop",
     "hops": "what one more stream hop costs: in a partition, between tasks, between nodes",
+    "graph": "an app of nine PEs with windows and a join, durable, beside plain loops",
     "overload": "ten times what a slow PE can take, with each policy: memory, and what is lost",
     "log-append": "1 and 16 producer processes append to the log, beside bare SQLite inserts",
     "log-replay": "a keyed count from the embedded log, oldest to newest, beside the bare loop",

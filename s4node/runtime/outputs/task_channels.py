@@ -460,7 +460,9 @@ class TaskChannels:
         for stream, time in puts.times.items():  # also if it has put nothing
             carrier = context.carriers.get(stream)
             names = [channel_name(stream, one) for one in carrier.channels] if carrier else [stream]
-            for name in names if carrier or context.partitions > 1 else ():
+            for name in names:
+                if name not in self.channels and carrier is None and context.partitions == 1:
+                    continue  # nobody waits for it
                 channel = self.channels.get(name) or self._channel(name)
                 channel.outbox.latest.coming = time
                 channel.outbox.latest.coming_idle = stream in puts.idle

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import running
+from harness import running, until
 
 from s4node import Client, clocks
 from s4node.app.app import App
@@ -125,7 +125,7 @@ class Road(ProcessingElement):
         self.counts.put(Passed(str(self.cars), str(self.key), self.window.start))
 
 
-def roads(order: str = "", system: str = "live") -> type[App]:
+def roads(order: str = "", system: str = "live", time: str | None = None) -> type[App]:
     class Roads(App):
         def on_init(self) -> None:
             car, road = self.create_pe(Car), self.create_pe(Road)
@@ -134,7 +134,9 @@ def roads(order: str = "", system: str = "live") -> type[App]:
             car.seen = self.create_stream(
                 "seen", road, key="road", types=Passed, time="at", lateness=5, order=order
             )
-            self.create_input_stream("passed", car, key="car", types=Passed, system=system)
+            self.create_input_stream(
+                "passed", car, key="car", types=Passed, system=system, time=time
+            )
 
     return Roads
 
@@ -331,3 +333,21 @@ async def test_an_app_that_is_ahead_of_the_clock_makes_nothing_late_that_has_the
                 await bids.flush()
             assert watermark() <= clocks.wall()
             assert counted.tasks[0].statistics().late["Auction"] == 0
+
+
+async def test_own_events_that_wait_at_a_commit_hold_no_watermark_after_it(tmp_path: Path) -> None:
+    settings = {
+        "s4.state.folder": str(tmp_path),
+        "s4.stream.passed.grade": "durable",
+        "task.commit.ms": "1",  # so events that are put wait for one of the commits
+    }
+    app = roads("time", time="at")("roads")
+    async with (
+        running(app, settings) as container,
+        Client(container.address, producer="p") as client,
+    ):
+        passed = await client.stream("passed", types=Passed)
+        await passed.send_many([Passed("car", "road", 1000 + n / 1000) for n in range(20_000)])
+        await passed.flush()
+        times = container.tasks[0].processor.times  # type: ignore[attr-defined]
+        await until(lambda: times.watermark_of("seen").watermark > 1014, seconds=5)
