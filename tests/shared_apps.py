@@ -51,6 +51,21 @@ class Forward(ProcessingElement):
         self.out.put(event)
 
 
+COUNTER = """\
+import os
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        print(os.getpid(), self.key, self.clicks)
+app = App("counter")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+"""The module of an app that counts clicks by user, and prints its process and each count."""
+
 KEEPER = """from s4node import App, GenericEvent, ProcessingElement
 
 class Ignore(ProcessingElement):

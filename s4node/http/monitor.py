@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -49,6 +49,20 @@ _LOOKS = 4
 _GONE_SECONDS = 600.0
 
 
+class Owner(NamedTuple):
+    """The owner of a partition; its ``address`` is empty while there is none."""
+
+    node: str
+    address: str
+
+
+class UnknownApp(S4Error):  # noqa: N818
+    """The app is not here; the text has those that are."""
+
+    def __init__(self, app: str, apps: Iterable[str]) -> None:
+        super().__init__(f"there is no app {app!r}; there is {', '.join(sorted(apps)) or 'none'}")
+
+
 class Watched(Protocol):
     """The node, or the process of one app, that answers."""
 
@@ -67,9 +81,8 @@ class Watched(Protocol):
         """The counts of its containers; raises NodeUnreachable."""
         ...
 
-    async def owners(self, app: str) -> list[str] | None:
-        """The addresses of the owners of an app's tasks, empty without one; None if there is no
-        such app. Raises S4Error."""
+    async def owners(self, app: str) -> list[Owner]:
+        """The owners of an app's partitions. Raises UnknownApp, or another S4Error."""
         ...
 
 
@@ -94,11 +107,14 @@ class WatchedNode:
             for each in (node.supervisor.processes if node.ready.is_set() else ())
         ]
 
-    async def owners(self, app: str) -> list[str] | None:
+    async def owners(self, app: str) -> list[Owner]:
         registry = self._registry()
-        if app not in await registry.apps(self.cluster):
-            return None
-        return list((await registry.group(AppId(self.cluster, app))).owners)
+        apps = await registry.apps(self.cluster)
+        if app not in apps:
+            raise UnknownApp(app, apps)
+        group = await registry.group(AppId(self.cluster, app))
+        names = {each.address: each.name for each in group.candidates}
+        return [Owner(names.get(address, ""), address) for address in group.owners]
 
     def _registry(self) -> Registry:
         if self._node.registry is None:
@@ -138,9 +154,11 @@ class WatchedProcess:
         (one,), counted = status.containers, status.statistics
         return [ContainerReport(1, one, counted[0] if counted else None, [], None)]
 
-    async def owners(self, app: str) -> list[str] | None:
+    async def owners(self, app: str) -> list[Owner]:
         running = self._known()
-        return [running.address] * running.partitions if app == running.app else None
+        if app != running.app:
+            raise UnknownApp(app, [running.app])
+        return [Owner(running.node, running.address)] * running.partitions
 
     def _known(self) -> Running:
         running = self._running()

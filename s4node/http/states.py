@@ -4,20 +4,21 @@ Rules
 - The containers of the app are asked at their addresses, all at the same time for a key: only its
   owner knows it. A page of keys begins with the first task; its cursor names a task and a row.
 - 404: there is no such app, PE, store or key. 409: the app saves no state. 503: no container has
-  the task now, or it is busy.
+  the task now, or it is busy. Each container knows the partition of a key, so these name its owner.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import trio
 
 from s4node import threads
 from s4node.errors import S4Error
 from s4node.http.bodies import try_again
 from s4node.http.messages import JSON, Answer, Request
-from s4node.http.monitor import Watched
+from s4node.http.monitor import Owner, UnknownApp, Watched
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport import probe
 from s4node.net.wire import frame as wire
@@ -50,21 +51,30 @@ class States:
         if isinstance(owners, Answer):
             return owners
         asked = {"name": request.parameters["pe"], "key": request.parameters["key"]}
-        found: list[dict[str, Any] | str] = []
+        found: list[tuple[dict[str, Any], str]] = []
 
         async def ask(address: str) -> None:
             found.append(await self._ask(address, KEY, asked))
 
         async with trio.open_nursery() as nursery:
-            for address in {each for each in owners if each}:
+            for address in {each.address for each in owners if each.address}:
                 nursery.start_soon(ask, address)
-        for values in found:
-            if isinstance(values, dict):
-                text = f'{values["text"][:-1]},"commit":{values["commit"]}}}'
-                return Answer(200, text, JSON)
-        problems = [each for each in found if isinstance(each, str)]
-        ranked = sorted(problems, key=lambda each: (each == NOT_HERE, each == _AWAY))
-        return _refusal(ranked[0] if ranked else NOT_HERE)
+        tasks: list[int] = next((v["tasks"] for v, _ in found if "tasks" in v), [])
+        for values, error in found:
+            if not error:
+                (task,) = values["tasks"]
+                owner = {"partition": task, "node": owners[task].node}
+                text = f'{values["text"][:-1]},"owner":{msgspec.json.encode(owner).decode()}'
+                return Answer(200, f'{text},"commit":{values["commit"]}}}', JSON)
+        problems = sorted(
+            (error for _, error in found), key=lambda each: (each == NOT_HERE, each == _AWAY)
+        )
+        where = " or ".join(
+            f"partition {task}, which {'is on node ' + repr(node) if node else 'has no owner now'}"
+            for task, (node, _) in enumerate(owners)
+            if task in tasks
+        )
+        return _refusal(problems[0] if problems else NOT_HERE, where and f"; the key is of {where}")
 
     async def keys(self, request: Request) -> Answer:
         """A page of the keys of a PE or store."""
@@ -85,15 +95,16 @@ class States:
         size, known = 0, not owners
         while task < len(owners):
             asked = {"name": request.parameters["pe"], "task": task, "after": row}
-            values = await self._ask(owners[task], PAGE, {**asked, "most": limit - len(rows)})
-            if isinstance(values, dict):
+            asked["most"] = limit - len(rows)
+            values, error = await self._ask(owners[task].address, PAGE, asked)
+            if not error:
                 known = True
                 rows += values["rows"]
                 commits.append(values["commit"])
                 size += sum(map(len, values["rows"]))
                 row = values["after"]
-            elif not values.startswith(NO_TABLE) or (task == len(owners) - 1 and not known):
-                return _refusal(values)
+            elif not error.startswith(NO_TABLE) or (task == len(owners) - 1 and not known):
+                return _refusal(error)
             if not row:
                 task += 1
             if len(rows) == limit or size > _MOST_BYTES:
@@ -102,20 +113,20 @@ class States:
         text = f'{{"keys":[{",".join(rows)}],"commits":[{",".join(commits)}],"after":"{after}"}}'
         return Answer(200, text, JSON)
 
-    async def _owners(self, request: Request) -> list[str] | Answer:
-        app = request.parameters["app"]
+    async def _owners(self, request: Request) -> list[Owner] | Answer:
         try:
-            owners = await self._watched.owners(app)
+            return await self._watched.owners(request.parameters["app"])
+        except UnknownApp as error:
+            return Answer(404, f"{error}\n")
         except S4Error as error:
             return try_again(503, str(error))
-        return Answer(404, f"there is no app {app!r}\n") if owners is None else owners
 
     async def _ask(
         self, address: str, question: str, asked: dict[str, Any]
-    ) -> dict[str, Any] | str:
-        """The values of a container's answer, or the error."""
+    ) -> tuple[dict[str, Any], str]:
+        """The values of a container's answer, and the error."""
         if not address:
-            return NOT_HERE
+            return {}, NOT_HERE
         try:
             with trio.fail_after(_SECONDS):
                 answer = await threads.run_sync(
@@ -129,15 +140,15 @@ class States:
                     limiter=self._threads,
                 )
         except (OSError, TimeoutError, trio.TooSlowError, S4Error):
-            return _AWAY
+            return {}, _AWAY
         if not isinstance(answer, wire.Answer):
-            return _AWAY
-        return answer.error or answer.values
+            return {}, _AWAY
+        return answer.values, answer.error
 
 
-def _refusal(problem: str) -> Answer:
+def _refusal(problem: str, where: str = "") -> Answer:
     if problem == NO_STATE:
-        return Answer(409, "the app saves no state\n")
+        return Answer(409, f"the app saves no state{where}\n")
     if problem == NO_KEY or problem.startswith(NO_TABLE):
-        return Answer(404, f"{problem}\n")
-    return try_again(503, problem)
+        return Answer(404, f"{problem}{where}\n")
+    return try_again(503, f"{problem}{where}")

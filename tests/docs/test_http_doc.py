@@ -39,7 +39,7 @@ async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> 
             printed = done.stdout.decode().rstrip("\n").split("\n")
             assert matches(says, printed), (command, printed)
             asked += 1
-        assert asked == 8
+        assert asked == 10
 
 
 def test_the_lines_of_tokens_that_the_page_shows_are_as_they_should_be(tmp_path: Path) -> None:

@@ -12,22 +12,10 @@ import pytest
 import trio
 from harness import until_told
 from monitored import Monitored, monitored, told
+from shared_apps import COUNTER
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-COUNTER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-class Counter(App):
-    def on_init(self):
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
-app = Counter("counter")
-"""
 DURABLE = ("-p", "s4.stream.clicks.grade=durable")
 KILLS = int(os.environ.get("KILLS", "6"))
 EACH = 3  # events of a request

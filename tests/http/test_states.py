@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from harness import node_process, until, until_told
 from monitored import monitored, told
+from shared_apps import COUNTER, Click
 
-from s4node import Client, Event
+from s4node import Client
 from s4node.errors import StateError
+from s4node.events.keys import Partitioner, kafka
 from s4node.state.browse import Committed
 from s4node.state.database import PIECE_ROWS, Database
 from s4node.state.rows import prefix
@@ -42,24 +45,7 @@ class Counter(App):
         self.create_input_stream("clicks", hours, self.create_pe(Cart), key="user", time="at")
 app = Counter("counter")
 """
-COUNTER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-class Counter(App):
-    def on_init(self):
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
-app = Counter("counter")
-"""
 DURABLE = "-ps4.stream.clicks.grade=durable"
-
-
-class Click(Event):
-    user: str
 
 
 @pytest.mark.slow
@@ -80,9 +66,18 @@ async def test_the_state_of_a_key_is_that_of_the_last_commit(tmp_path: Path) -> 
             found = (await told(f"{at}/{key}")).json
             assert (found["key"], found["value"]) == (text, {"clicks": clicks})
             assert found["commit"]["time"] > 1e9
-        for path in (f"{at}/nobody", f"{process.url}/state/counter/Other/joe"):
-            assert (await told(path)).status == 404
-        assert (await told(f"{process.url}/state/other/Count/joe")).status == 404
+            assert found["owner"]["partition"] == found["commit"]["task"]
+        partition = Partitioner(3).partition_of("nobody")
+        owner = f"the key is of partition {partition}, which is on node {found['owner']['node']!r}"
+        for path, problem in (
+            (f"{at}/nobody", f"no key; {owner}\n"),
+            (
+                f"{process.url}/state/counter/Other/nobody",
+                f"no table 'Other': saved are Count; {owner}\n",
+            ),
+            (f"{process.url}/state/other/Count/joe", "there is no app 'other'; there is counter\n"),
+        ):
+            assert (await told(path))[:2] == (404, problem)
         keys: list[str] = []
         after = ""
         while True:
@@ -95,6 +90,22 @@ async def test_the_state_of_a_key_is_that_of_the_last_commit(tmp_path: Path) -> 
         assert sorted(keys) == ["7", "a/b c", "joe", "é"]
         for query in ("limit=0", "limit=1001", "limit=x", "after=x", "after=0.x", "after=9."):
             assert (await told(f"{at}?{query}")).status == 400
+
+
+@pytest.mark.slow
+async def test_a_key_is_found_in_the_partition_that_kafka_gives_it(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(COUNTER)
+    options = ("-ps4.hasher=kafka", f"-ps4.state.folder={tmp_path / 'state'}", DURABLE)
+    async with node_process("app.py", "--partitions=7", *options, cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        users = [f"user-{number}" for number in range(9)]
+        events = [{"user": user} for user in users]
+        assert (await told(f"{process.url}/streams/clicks", events)).status == 200
+        partitioner = Partitioner(7, kafka)
+        for user in users:
+            found = (await told(f"{process.url}/state/counter/Count/{user}")).json
+            assert found["value"] == {"clicks": 1}
+            assert found["owner"]["partition"] == partitioner.partition_of(user)
 
 
 @pytest.mark.slow
@@ -120,8 +131,11 @@ async def test_an_app_that_saves_nothing_has_no_state_to_show(tmp_path: Path) ->
     (tmp_path / "app.py").write_text(COUNTER)
     async with node_process("app.py", "-ps4.stream.clicks.grade=fast", cwd=tmp_path) as process:
         await until(lambda: process.url)
-        answer = await told(f"{process.url}/state/counter/Count/joe")
-        assert (answer.status, answer.text) == (409, "the app saves no state\n")
+        status, text, _ = await told(f"{process.url}/state/counter/Count/joe")
+        assert status == 409
+        assert re.fullmatch(
+            r"the app saves no state; the key is of partition 0, which is on node '.+'\n", text
+        )
         assert (await told(f"{process.url}/state/counter/Count")).status == 409
 
 
@@ -136,12 +150,18 @@ async def test_any_node_answers_for_the_owner_of_a_key(tmp_path: Path) -> None:
             clicks = await client.stream("clicks")
             await clicks.send_many([Click(user) for user in users])
             assert await clicks.flush() == []
-        await until_told(lambda: one.owned_by("two"), bool)
+        await until_told(lambda: one.owned_by("two"), lambda partitions: partitions == 2)
+        owners = json.loads((await one.get("/status"))[1])[0]["apps"][0]["owners"]
         for node in (one, two):
             for user in users:
                 path = f"/state/counter/Count/{user.replace(' ', '%20')}"
                 _, text = await until_told(partial(node.get, path), lambda got: got[0] == 200)
-                assert json.loads(text)["value"] == {"clicks": 1}
+                partition = Partitioner(4).partition_of(user)
+                found = json.loads(text)
+                assert found["value"] == {"clicks": 1}
+                assert found["owner"] == {"partition": partition, "node": owners[partition]}
+            other = await node.get("/state/count/Count/joe")
+            assert other == (404, "there is no app 'count'; there is counter\n")
             _, text = await node.get("/state/counter/Count?limit=1000")
             assert sorted(each["key"] for each in json.loads(text)["keys"]) == users
 

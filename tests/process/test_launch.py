@@ -15,7 +15,7 @@ import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, free_port, run_s4, s4_process, until
 from log_nodes import log_at, log_node, read_all
-from shared_apps import Click
+from shared_apps import COUNTER, Click
 
 from s4node import Client, GenericEvent, Oldest
 from s4node.events.keys import Partitioner
@@ -425,20 +425,6 @@ class Count(ProcessingElement):
         else:
             time.sleep(3600)
 app = App("forking")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
-
-COUNTER = """\
-import os
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-        print(os.getpid(), self.key, self.clicks)
-app = App("counter")
 app.create_input_stream("clicks", app.create_pe(Count), key="user")
 """
 

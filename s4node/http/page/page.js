@@ -599,7 +599,7 @@ async function drawKey() {
   let shown;
   try {
     const answer = await ask(`/${path}`);
-    shown = answer.ok ? savedOf(await answer.json(), current()?.app.owners ?? []) : [note((await answer.text()).trim())];
+    shown = answer.ok ? savedOf(await answer.json()) : [note((await answer.text()).trim())];
   } catch {
     shown = [note("No answer.")];
   }
@@ -607,13 +607,13 @@ async function drawKey() {
 }
 
 /** All that is saved of a key: its state, windows and timers, and of which commit that is. */
-function savedOf({ value, windows, timers, commit }, owners) {
-  const owner = owners[commit?.task];
+function savedOf({ value, windows, timers, owner, commit }) {
   const part = (title, ...found) => [h("h3", {}, title), found];
   const start = (at) => (typeof at === "number" && at > 1e6 ? moment(at * 1000) : at);
   const offsets = Object.keys(commit?.offsets ?? {}).length ? part("offsets of the commit", stateOf(commit.offsets)) : null;
   return [
-    commit ? h("p", { class: "soft" }, `as of the commit of ${moment(commit.time * 1000)}, in task ${commit.task}`, owner ? [" of node ", name(owner)] : null) : null,
+    owner ? h("p", {}, `in partition ${owner.partition} on node `, name(owner.node)) : null,
+    commit ? h("p", { class: "soft" }, `as of the commit of ${moment(commit.time * 1000)}`) : null,
     value === null || value === undefined ? null : part("state", stateOf(value)),
     windows?.length ? part(`windows: ${windows.length}`, h("dl", {}, windows.map((each) => [h("dt", {}, String(start(each.start))), h("dd", {}, stateOf(each.value))]))) : null,
     timers?.length ? part(`timers: ${timers.length}`, h("dl", {}, timers.map((each) => [h("dt", {}, each.name || "timer"), h("dd", {}, String(start(each.time)))]))) : null,

@@ -19,7 +19,7 @@ import trio
 
 from s4node import threads
 from s4node.errors import S4Error, StateError, StoreCorrupt
-from s4node.events.keys import KEY_GROUPS, Hasher, Key
+from s4node.events.keys import Key, Partitioner
 from s4node.net.ingress.connection import Connection, Waker
 from s4node.net.wire import frame as wire
 from s4node.net.wire.state_questions import (
@@ -46,21 +46,19 @@ _COMMIT_SECONDS = 5.0
 
 
 class StateAnswers:
-    """Answers for the tasks of ``commits``, of which the app has ``partitions``."""
+    """Answers for the tasks of ``commits``; keys are in the partitions of ``partitioner``."""
 
     def __init__(
         self,
         commits: Mapping[int, TaskCommits],
-        partitions: int,
-        hasher: Hasher,
+        partitioner: Partitioner,
         nursery: trio.Nursery,
         waker: Waker,
         *,
         keeps: bool,
     ) -> None:
         self._commits = commits
-        self._partitions = partitions
-        self._hasher = hasher
+        self._partitioner = partitioner
         self._nursery = nursery
         self._waker = waker
         self._keeps = keeps
@@ -94,29 +92,32 @@ class StateAnswers:
     async def _values(self, query: wire.Query) -> tuple[dict[str, Any], str]:
         """The values of the answer, and the error."""
         asked = query.arguments
-        if not self._keeps:
-            return {}, NO_STATE
         name = str(asked.get("name", ""))
         if query.question == PAGE:
+            if not self._keeps:
+                return {}, NO_STATE
             after = bytes.fromhex(str(asked.get("after", "")))
             task, most = int(asked.get("task", 0)), int(asked.get("most", MOST_ROWS))
             found = await self._in_thread(task, _page, name, after, min(most, MOST_ROWS))
             return cast(tuple[dict[str, Any], str], found or ({}, NOT_HERE))
-        here = False
-        for key in _keys(str(asked.get("key", ""))):
-            task = self._hasher(key) % KEY_GROUPS * self._partitions // KEY_GROUPS
+        tasks = {
+            key: self._partitioner.partition_of(key) for key in _keys(str(asked.get("key", "")))
+        }
+        problem = NOT_HERE if self._keeps else NO_STATE
+        for key, task in tasks.items() if self._keeps else ():
             found = await self._in_thread(task, _one, name, key)
-            here |= found is not None
-            if found is not None and any(found):
-                return cast(tuple[dict[str, Any], str], found)
-        return {}, NO_KEY if here else NOT_HERE
+            if found is not None and found[0]:
+                return {**found[0], "tasks": [task]}, ""
+            if found is not None:
+                problem = found[1] or NO_KEY
+        return {"tasks": sorted({*tasks.values()})}, problem
 
     async def _in_thread(self, task: int, read: Any, *arguments: Any) -> Any:
         """The result of ``read`` in a thread; None if the task is not here."""
         commits = self._commits.get(task)
         if commits is None:
             return None
-        database, hasher = commits.state.database, self._hasher
+        database, hasher = commits.state.database, self._partitioner.hasher
 
         def in_thread() -> Any:
             with database.committed(_COMMIT_SECONDS) as held:
@@ -125,7 +126,7 @@ class StateAnswers:
                 look = StateLookup(state, rows, hasher)
                 if arguments[0] not in (*look.stores, *look.elements):
                     known = ", ".join(sorted({*look.stores, *look.elements})) or "nothing"
-                    return {}, f"{NO_TABLE}: the app has {known}"
+                    return {}, f"{NO_TABLE} {arguments[0]!r}: saved are {known}"
                 return read(look, task, state, *arguments)
 
         try:

@@ -301,8 +301,7 @@ class Container:
         await self.replay.start(nursery, self.enrolment)
         self.router.state = StateAnswers(
             self.replay.committer.owned,
-            self.partitioner.partitions,
-            hasher_named(self.config[settings.HASHER]),
+            self.partitioner,
             nursery,
             self.listener.waker,
             keeps=self.replay.keeps,
