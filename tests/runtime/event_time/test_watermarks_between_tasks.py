@@ -125,7 +125,7 @@ class Road(ProcessingElement):
         self.counts.put(Passed(str(self.cars), str(self.key), self.window.start))
 
 
-def roads(order: str = "", system: str = "live", time: str | None = None) -> type[App]:
+def roads(order: str = "", system: str = "live", **passed: Any) -> type[App]:
     class Roads(App):
         def on_init(self) -> None:
             car, road = self.create_pe(Car), self.create_pe(Road)
@@ -135,7 +135,7 @@ def roads(order: str = "", system: str = "live", time: str | None = None) -> typ
                 "seen", road, key="road", types=Passed, time="at", lateness=5, order=order
             )
             self.create_input_stream(
-                "passed", car, key="car", types=Passed, system=system, time=time
+                "passed", car, key="car", types=Passed, system=system, **passed
             )
 
     return Roads
