@@ -223,15 +223,15 @@ class EventType:
 
         The types of ``fixed`` fields, as of our own, have to be the same.
         """
-        fixed = [self._encoded(each) for each in (*self._fixed, *fixed)]
+        fixed = [self.encoded(each) for each in (*self._fixed, *fixed)]
         return refusal_of(self.declaration, other, self._marked, fixed)
 
     def kind_of(self, attribute: str) -> str:
         """The declared type of an attribute as text; empty if the class does not have it."""
         kinds = {field: text for field, text, _ in self.declaration.fields}
-        return kinds.get(self._encoded(attribute), "")
+        return kinds.get(self.encoded(attribute), "")
 
-    def _encoded(self, attribute: str) -> str:
+    def encoded(self, attribute: str) -> str:
         """The name of an attribute's field on the wire; ``rename`` of the class changes it."""
         if not issubclass(self.cls, msgspec.Struct):
             return attribute

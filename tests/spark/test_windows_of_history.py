@@ -56,6 +56,10 @@ class AsDatetime(Event):
     at: datetime
 
 
+class Renamed(Event, rename={"at": "created-at"}):
+    at: float
+
+
 def histories(seed: int) -> dict[str, list[Any]]:
     """Events of each input, out of order within its lateness."""
     some = Random(seed)
@@ -218,11 +222,14 @@ def assert_right(rows: list[Any], wanted: Counter[tuple[str, float]]) -> set[tup
 def test_the_time_of_a_history_is_that_which_a_node_would_take(spark: SparkSession) -> None:
     def times(cls: type, column: str, *values: Any) -> list[float | None]:
         stream: Any = SimpleNamespace(time=StreamTime("at", 0.0, 30.0), types=[EventType(cls)])
-        df = spark.createDataFrame([(value,) for value in values], f"at {column}")
+        name = cls.__struct_encode_fields__[0]  # type: ignore[attr-defined]
+        df = spark.createDataFrame([(value,) for value in values], f"`{name}` {column}")
         return [row[AT] for row in with_time(df, stream, 1e9).collect()]
 
     assert times(InSeconds, "double", 1.5, 0.0, -1.0, float("nan"), 2e9, None) == [1.5, *[None] * 5]
     assert times(InSeconds, "int", 7) == [7.0]
+    assert times(Renamed, "double", 1.5, 0.0) == [1.5, None]
+    assert times(Renamed, "long", 7) == [7.0]
     assert times(InMilliseconds, "long", 200_000_000_500, 7) == [200_000_000.5, None]
     assert times(AsDatetime, "timestamp", datetime.fromtimestamp(12.5, UTC)) == [12.5]
 

@@ -17,14 +17,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from msgspec import inspect
 from pyspark.sql import functions as f
 from pyspark.sql.types import IntegralType, NumericType, TimestampType
 
 from s4node.app.app import App
 from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream, OutputStream, Stream
-from s4node.events.event import GenericEvent
 from s4node.events.event_time import MOST_AHEAD, SECONDS_AT_MOST
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.event_time.put_times import feeders_in
@@ -84,19 +82,14 @@ def _seconds(df: DataFrame, stream: Stream, now: float) -> Column:
     none = f.lit(None).cast("double")
     if stream.time is None:
         return none
-    cls, name = stream.types[0].cls, stream.time.field
-    info = inspect.type_info(cls)
-    if isinstance(info, inspect.StructType) and cls is not GenericEvent:
-        name = next(each.encode_name for each in info.fields if each.name == name)
-    if name not in df.columns:
+    field, event = stream.time.field, stream.types[0]
+    if (name := event.encoded(field)) not in df.columns:
         return none
     column, kind = f.col(f"`{name}`"), df.schema[name].dataType
-    texts = {each: said for each, said, _ in stream.types[0].declaration.fields}
-    whole = texts.get(stream.time.field, "int" if isinstance(kind, IntegralType) else "") == "int"
     if not isinstance(kind, (NumericType, TimestampType)):
         return none
     at = column.cast("double")
-    if whole:
+    if (event.kind_of(field) or ("int" if isinstance(kind, IntegralType) else "")) == "int":
         at = f.when(column >= SECONDS_AT_MOST, at / 1000)
     return f.when((at > 0) & (at <= now + MOST_AHEAD), at)
 
