@@ -244,11 +244,15 @@ class Onward(Protocol):
 
 @dataclass(eq=False, repr=False, slots=True)
 class Strays:
-    """Events of other tasks in a batch of ``stream``, as ``number, partition, event``. Those from
-    number ``at`` on are still to be put ``onward`` by the task of ``home``, for their ``sender``.
+    """The events of other tasks among ``events`` of a batch of ``stream``; ``places`` are their
+    partitions, of so many ``partitions``, and -1 for an event that is left out. Those from number
+    ``at`` on are still to be put ``onward`` by the task of ``home``, for their ``sender``.
     """
 
-    strays: Sequence[tuple[int, int, Any]]
+    numbers: Sequence[int]
+    places: Sequence[int]
+    events: Sequence[Any]
+    partitions: int
     at: int
     onward: Onward
     home: int
@@ -259,14 +263,15 @@ class Strays:
     def send_below(self, end: int) -> int:
         """Send the events below ``end``; returns the number below which they were sent before."""
         at, self.at = self.at, end
-        shares: dict[int, list[Any]] = {}
-        strays = self.strays
-        while self._next < len(strays) and strays[self._next][0] < end:
-            _, partition, event = strays[self._next]
-            shares.setdefault(partition, []).append(event)
-            self._next += 1
-        for partition, events in shares.items():
-            self.onward.put(self.home, self.stream, partition, events, self.sender)
+        first, self._next = self._next, bisect_left(self.numbers, end, self._next)
+        shares: list[list[Any]] = [[] for _ in range(self.partitions + 1)]  # the last is for -1
+        places = self.places[first : self._next]
+        for place, event in zip(places, self.events[first : self._next], strict=True):
+            shares[place].append(event)
+        shares[self.home].clear()
+        for partition, events in enumerate(shares[:-1]):
+            if events:
+                self.onward.put(self.home, self.stream, partition, events, self.sender)
         return at
 
 
@@ -318,15 +323,15 @@ class PartReceipt(_Counted[Any]):
 
 def runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
     """The numbers from ``first`` to before ``end``, as contiguous ranges."""
-    at = bisect_left(numbers, first)
-    start = stop = -1
-    while at < len(numbers) and numbers[at] < end:
-        number = numbers[at]
-        if number != stop:
-            if stop >= 0:
-                yield start, stop
-            start = number
-        stop = number + 1
+    at, upto = bisect_left(numbers, first), bisect_left(numbers, end)
+    while at < upto:
+        start = numbers[at]
+        if numbers[upto - 1] - start == upto - 1 - at:  # the usual case
+            yield start, numbers[upto - 1] + 1
+            return
+        stop = start + 1
         at += 1
-    if stop >= 0:
+        while at < upto and numbers[at] == stop:
+            stop += 1
+            at += 1
         yield start, stop

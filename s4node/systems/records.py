@@ -25,6 +25,7 @@ from s4node.errors import ConfigError, EventError, described
 from s4node.events.event import GenericEvent
 from s4node.events.json_objects import bounds_of, maker_of, twin
 from s4node.events.keepable import check
+from s4node.events.schema import EventType
 from s4node.events.type_text import type_text
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 
@@ -120,6 +121,8 @@ class RecordReader:
         )
         self._time = _seconds if self._generic else _time_of(stream, self._cls, form.time)
         self._values = _values_of(stream, form, self._cls, self._given)
+        own = isinstance(self._values, _Own) and not self._generic
+        self._unchecked = EventType(self._cls) if own else None
         self._doubtful = self._generic or form.serde not in _CHECKED or bounds_of(self._cls)[1]
 
     def read(self, records: Records) -> tuple[list[Any], Sequence[int], list[Refusal]]:
@@ -139,6 +142,8 @@ class RecordReader:
         if len(found) != len(values):
             raise EventError(f"it has {len(found)} values")  # as "1, 2" has
         events = self._values.made(found, *self._columns(records))
+        if self._unchecked is not None:
+            self._unchecked.encode_checked(events)
         if self._doubtful:  # GenericEvents are made of what was found
             check(found if self._generic else events, b"".join(values))  # type: ignore[arg-type]
         return events

@@ -41,6 +41,13 @@ class Upper:
         return {"user": value.decode().upper()}
 
 
+class Wrong:
+    """A format whose field is not of the class's type."""
+
+    def decode(self, value: bytes) -> dict[str, Any]:
+        return {"user": len(value)}
+
+
 class Made:
     """A format that makes the events itself."""
 
@@ -139,6 +146,8 @@ def test_a_format_of_one_s_own_gives_fields_or_events() -> None:
     assert events == [Order("ann", 7)]
     assert (offset, raw) == (1, b"bad")
     assert "no such user" in reason
+    _, _, ((_, reason, _),) = read(Order, [b"ann"], serde="test_records:Wrong")
+    assert "Expected `str`, got `int` - at `$.user`" in reason
     form = RecordFormat(serde="test_records:Made", key="user")
     (event,) = RecordReader("o", form, [Order]).read(Records([0], [b"ann"], [b"bob"]))[0]
     assert event == Order("bob", 7)

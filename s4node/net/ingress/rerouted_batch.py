@@ -45,26 +45,26 @@ def sorted_out(
 
     Refusing is slow, so sorting stops after ``most_refused`` refusals.
     """
-    numbers, home = batch.numbers, batch.partition
+    events, numbers, home = batch.events, batch.numbers, batch.partition
     if numbers is None:
-        numbers = range(batch.first, batch.first + len(batch.events))
-    places, failures = router.places(batch.events, most_refused)
-    here = list(zip(numbers, places, batch.events, strict=False))  # only sorted events
+        numbers = range(batch.first, batch.first + len(events))
+    places, failures = router.places(events, most_refused)
+    seen = len(places)
+    if seen < len(events):
+        events, numbers = events[:seen], numbers[:seen]
     for index, reason in failures:
-        number, _, event = here[index]
+        number, event = numbers[index], events[index]
         whole.refuse(number, f"{reason} (event {event!r})", event)
         whole.complete(number, number + 1)
-    strays = [one for one in here if one[1] not in (home, -1)]
+    strays = Strays(numbers, places, events, router.partitions, whole.first, onward, home,
+                    batch.stream, sender)  # fmt: skip
+    routed = [n for n, at in zip(numbers, places, strict=True) if at >= 0] if failures else numbers
     return SortedOut(
-        [event for _, place, event in here if place == home],
-        [number for number, place, _ in here if place == home],
-        PartReceipt(
-            whole,
-            [number for number, place, _ in here if place >= 0],
-            Strays(strays, whole.first, onward, home, batch.stream, sender),
-        ),
-        len(here),
-        [event for _, _, event in strays],
+        [event for event, at in zip(events, places, strict=True) if at == home],
+        [number for number, at in zip(numbers, places, strict=True) if at == home],
+        PartReceipt(whole, routed, strays),
+        seen,
+        [event for event, at in zip(events, places, strict=True) if -1 != at != home],
     )
 
 

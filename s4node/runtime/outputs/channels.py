@@ -49,7 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from s4node.app.stream import OutputStream, Stream
+from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.net.egress.emitter import Emitter
@@ -146,8 +146,10 @@ def outbox_options(stream: Stream, config: Config, *, saved: bool = False) -> di
         "types": [kind.cls for kind in stream.types],
         "max_frame_events": MAX_FRAME_EVENTS,
         "max_frame_bytes": config[settings.SENDER_MAX_FRAME_BYTES],
-        # a member reads at once what comes on an inner stream, and a check takes 80 ns an event
-        "checked": saved or isinstance(stream, OutputStream),
+        # a member reads at once what comes on an inner stream, and a check takes 80 ns an event;
+        # what was read of an input has been checked
+        "checked": isinstance(stream, OutputStream)
+        or (saved and not isinstance(stream, InputStream)),
         "committed": saved,
     }
 
