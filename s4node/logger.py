@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextvars import ContextVar
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,10 @@ def _unconfigured() -> Any:
     )
 
 
+quiet = ContextVar("quiet", default=False)
+"""True where nobody needs to learn what is no warning: clients of the process that they are in."""
+
+
 class _Logger:
     """structlog's logger if structlog is configured, else our own."""
 
@@ -130,6 +135,8 @@ class _Logger:
     def __getattr__(self, method: str) -> Any:
         import structlog
 
+        if method == "info" and quiet.get():
+            method = "debug"
         if not structlog.is_configured():
             return getattr(_unconfigured(), method)
         return getattr(self._configured, method)

@@ -130,9 +130,7 @@ class Sending:
         with trio.move_on_after(_PATIENCE_SECONDS):
             return await stream.flush()
         waiting = counted(stream.counts["pending"], "event")
-        report(
-            f"{self._name}: {waiting} without a verdict yet; s4 status and the node's log say why"
-        )
+        report(f"{self._name}: still waiting for verdicts of {waiting}; s4 why says what is slow")
         return await stream.flush()
 
     async def _pump(self, stream: ClientStream) -> None:

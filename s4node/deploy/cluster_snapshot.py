@@ -305,6 +305,7 @@ _DOING = {
     "stopping": "stopping",
     "killed": "stopping",
     "prepared": "starting",
+    "ended": "ended",
 }
 """The state of an app without members, by the phase of its containers; the first one counts."""
 

@@ -152,7 +152,7 @@ class WatchedProcess:
         node = NodeInfo(running.node, "", running.pid, "", running.address)
         status = await ask_status(node, self._credentials, _STATUS_SECONDS)
         (one,), counted = status.containers, status.statistics
-        return [ContainerReport(1, one, counted[0] if counted else None, [], None)]
+        return [ContainerReport(1, one, counted[0] if counted else None, status.own, None)]
 
     async def owners(self, app: str) -> list[Owner]:
         running = self._known()

@@ -6,7 +6,8 @@ Rules
   have been.
 - With an ``Idempotency-Key`` the request is a producer by itself, whose id is a hash of the caller
   and the key. Nodes know how much of it they have committed, so a repetition counts once; and they
-  know a hash of its events, so the same key with others is refused.
+  know a hash of its events, so the same key with others is refused. Requests with one key wait for
+  each other here; of two at different nodes one may get no verdicts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -65,6 +67,7 @@ class Sending:
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
         self._idle: dict[str, list[_Sender]] = {}
+        self._by_key: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -80,20 +83,28 @@ class Sending:
         key = request.headers.get(KEY, "")
         if KEY in request.headers and not 0 < len(key) <= _MOST_KEY:
             return Answer(400, f"an Idempotency-Key has 1 to {_MOST_KEY} characters\n")
-        batch = (bodies.id_of(request.caller, key), bodies.hash_of(found)) if key else ("", "")
+        if not key:
+            return await self._post(request, found)
+        batch = bodies.id_of(request.caller, key)
+        async with self._by_key.setdefault(batch, trio.Lock()):
+            return await self._post(request, found, batch, bodies.hash_of(found))
+
+    async def _post(
+        self, request: Request, found: Found, batch: str = "", content: str = ""
+    ) -> Answer:
         try:
-            sender = await self._opened(request.parameters["stream"], *batch)
+            sender = await self._opened(request.parameters["stream"], batch, content)
         except ConnectionRefused as error:
             return _not_opened(error)
         if sender is None:
             return bodies.try_again(503, AWAY)
         try:
-            answer = await _sent(sender, request, found, has_key=bool(key))
+            answer = await _sent(sender, request, found, has_key=bool(batch))
         except BaseException:
             sender.over.set()
             raise
         idle = self._idle.setdefault(sender.stream.name, [])
-        if key or answer.status >= 429 or sender.stream.raised or len(idle) >= _MOST_IDLE:
+        if batch or answer.status >= 429 or sender.stream.raised or len(idle) >= _MOST_IDLE:
             sender.over.set()
         else:
             idle.append(sender)
@@ -194,7 +205,9 @@ async def _settled(stream: ClientStream, count: int) -> Answer:
 def _unknown(stream: ClientStream) -> Answer:
     left = stream.counts["pending"]
     return bodies.try_again(
-        504, f"{left} events have no answer, and may be taken; repeat with the same Idempotency-Key"
+        504,
+        f"{left} events have no answer, and may be taken: s4 why and s4 status say what holds them "
+        f"up; repeat with the same Idempotency-Key",
     )
 
 
@@ -214,4 +227,4 @@ def _refused_as(kind: str, text: str) -> Answer:
             return Answer(422, "the Idempotency-Key was used for other events\n")
         case wire.LIMIT:
             return bodies.try_again(429, text, 60)
-    return bodies.try_again(504, text)  # another request with the same key may be under way
+    return bodies.try_again(504, f"{text}; another request with this key may be in progress")

@@ -59,7 +59,7 @@ class Keyed(NamedTuple):
     label: str = ""
 
 
-def finite(found: Iterable[Sample], most: int) -> list[Sample]:
+def finite(found: Iterable[Sample], most: int = 1000) -> list[Sample]:
     """The values that are finite numbers, at most ``most``, as plain data whatever was set."""
     numbers = ((each, _number(each.value)) for each in found)
     kept = (

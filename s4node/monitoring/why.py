@@ -5,11 +5,12 @@ Rules
   to do. Rules are asked in the order of ``RULES``: what stops an app comes before what slows it.
 - A PE, a key or a commit holds an app up only if the app has no time left: one of its tasks works
   for most of the time, or one of its stages is full. Otherwise they are just its work.
-- At most three reasons are given for an app. Without any, nothing holds it up.
+- At most three reasons are given for an app. Without any, nothing holds it up: no events wait.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
@@ -35,7 +36,16 @@ _LONG_COMMIT = 0.1
 """Seconds from which on a commit is long; shorter ones may follow each other all the time."""
 
 _SILENT_SECONDS = 5.0
-"""Seconds for which a watermark stands still behind events that come."""
+"""Seconds for which a watermark stands still behind events that come, or an input is late."""
+
+_CALM_SECONDS = 60.0
+"""Seconds for which a container has run whose failures are over."""
+
+_WAIT_SECONDS = 1.0
+"""Seconds that events have waited which is long if nothing is slow."""
+
+_TASK = re.compile(r"@~[^/]*/(.+)/Partition (\d+)#")
+"""The app and the partition of a task that is a source."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -133,13 +143,22 @@ def _gained(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, 
 
 def _not_running(look: Look) -> Iterator[Reason]:
     row = next((row for row in look.now.apps if row.name == look.app), None)
-    if row is None or row.state == "running":
+    if row is None:
         return
-    containers = (each for node in look.now.nodes for each in node.containers)
-    failures = [each.failure for each in containers if each.app == look.app and each.failure]
-    last = f"; its last failure: {failures[-1]}" if failures else ""
-    do = "repair what the failure names" if failures else "wait, or see the log of its node"
-    yield look.reason("not-running", f"it is {row.state}{last}", do)
+    up = {each.node: each.up_seconds for each in look.now.work if each.app == look.app}
+    failed = [
+        each
+        for node in look.now.nodes
+        for each in node.containers
+        if each.app == look.app and each.failure and up.get(node.name, 0.0) < _CALM_SECONDS
+    ]
+    text, do = f"it is {row.state}", "wait, or see the log of its node"
+    if failed:
+        last = max(failed, key=lambda each: each.failed_ms)
+        text += f", after {last.starts} starts on {last.node!r}" if last.starts > 1 else ""
+        text, do = f"{text}; its last failure: {last.failure}", "repair what the failure names"
+    if failed or row.state != "running":
+        yield look.reason("not-running", text, do)
 
 
 def _nodes_away(look: Look) -> Iterator[Reason]:
@@ -256,17 +275,29 @@ def _watermark(look: Look) -> Iterator[Reason]:
     if not any(row.app == look.app and row.windows for row in look.now.windows):
         return
     earlier = {row.stream: row for row in look.before.watermarks if row.app == look.app}
+    parts = {row.partition: row for row in look.now.partitions if row.app == look.app}
+    found: list[tuple[bool, Reason]] = []
     for row in look.now.watermarks:
         was = earlier.get(row.stream)
         if row.app != look.app or was is None or was.at != row.at or not row.holding:
             continue
         if look.comes(row.stream) and (row.behind >= _SILENT_SECONDS or not row.at):
+            who = row.holding
+            do = "have that source send, report its watermark or end; or give the stream idle="
+            if task := _TASK.search(who):
+                who, do = f"partition {task[2]} of app {task[1]!r}", f"see s4 why {task[1]}"
+            part = parts.get(int(task[2])) if task and task[1] == look.app else None
+            if part is not None:
+                who += f" on node {part.node!r}, which has {part.pending:,} events to process"
+                who += f"; key {part.hot!r} has {part.part:.0%}" if part.part >= _SHARE else ""
+                do = "make its PEs quicker, or split its hottest key; s4 status has both"
             text = (
                 f"the watermark of stream {row.stream!r} stands {row.behind:.0f} s behind its "
-                f"latest event: it waits for {row.holding}"
+                f"latest event: it waits for {who}"
             )
-            do = "have that source send, report its watermark or end; or give the stream idle="
-            yield look.reason("watermark", text, do)
+            found.append((part is not None, look.reason("watermark", text, do)))
+    # a task of the app may only wait for what is another of these reasons
+    yield from [reason for own, reason in found if not own] or [reason for _, reason in found]
 
 
 def _inputs_wait(look: Look) -> Iterator[Reason]:
@@ -281,6 +312,28 @@ def _full_stage(look: Look) -> Iterator[Reason]:
     if text:
         do = "make what takes its events quicker, or give the app more partitions and containers"
         yield look.reason("full", text, do)
+
+
+def _events_wait(look: Look) -> Iterator[Reason]:
+    earlier = {(row.stage, row.stream): row for row in look.before.stages if row.app == look.app}
+    do = "see what its handlers await, and its rate if it throttles: s4 status has the stages"
+    for row in look.stages:
+        was = earlier.get((row.stage, row.stream), row)
+        waiting, waited = row.depth + row.in_flight, was.depth + was.in_flight
+        stuck = row is not was and row.admitted - waiting == was.admitted - waited
+        if waiting and waited and (stuck or (was.depth and row.waited_last >= _WAIT_SECONDS)):
+            text = f"{waiting:,} events of {row.stage} {row.stream!r} wait; "
+            if stuck:
+                text += f"none was done in {look.seconds:.0f} s"
+            else:
+                text += f"the last ones did so for {duration(row.waited_last)}"
+            yield look.reason("waiting", text, do)
+    for one in look.now.inputs:
+        if one.app == look.app and one.lag and one.late >= _SILENT_SECONDS:
+            text = (
+                f"{one.lag:,} events of input {one.input!r} wait, the oldest for {one.late:.0f} s"
+            )
+            yield look.reason("waiting", text, "wait, if it catches up: s4 status has its lag")
 
 
 RULES: Mapping[str, Callable[[Look], Iterator[Reason]]] = {
@@ -298,17 +351,18 @@ RULES: Mapping[str, Callable[[Look], Iterator[Reason]]] = {
     "watermark": _watermark,
     "ahead": _inputs_wait,
     "full": _full_stage,
+    "waiting": _events_wait,
 }
 
 
 def reasons_of(app: str, now: Snapshot, before: Snapshot) -> list[Reason]:
     """The reasons that hold up ``app``, the most important one first; empty if nothing does.
 
-    That a stage is full is a reason only if no other one is found.
+    That a stage is full, or events wait, is a reason only if no other one is found.
     """
     look = Look(app, now, before)
     found = [reason for rule in RULES.values() for reason in rule(look)]
-    causes = [reason for reason in found if reason.rule != "full"]
+    causes = [reason for reason in found if reason.rule not in ("full", "waiting")]
     return (causes or found)[:MOST]
 
 

@@ -26,6 +26,7 @@ from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.config import settings
 from s4node.config.paths import full_path
 from s4node.errors import ConfigError
+from s4node.metrics.table import finite
 from s4node.runtime.container.container import Container
 
 
@@ -96,4 +97,5 @@ def _status(container: Container) -> NodeStatus:
     )
     waits = container.replay.failing or container.replay.away
     counted = [container.statistics()] if ready or waits else []
-    return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)
+    own = finite(container.own_metrics())
+    return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted, own=own)

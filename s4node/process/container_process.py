@@ -57,8 +57,6 @@ from s4node.runtime.container.container import Container
 
 _FLUSH_SECONDS = 5.0
 _FRAMES = 6
-_MOST_OWN = 1000
-"""How many values of the author's metrics the node gets."""
 
 
 class Line:
@@ -328,7 +326,7 @@ async def _pulses(line: Line, container: Container, seconds: float) -> None:
     while True:
         waits = container.replay.failing or container.replay.away
         if container.tasks or waits or container.ready.is_set():
-            own = finite(container.own_metrics(), _MOST_OWN) if is_monitored else []
+            own = finite(container.own_metrics()) if is_monitored else []
             line.pulse(container.statistics(), own)
         else:
             line.pulse(None)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import trio
 
 from s4node.http.server import HttpServer
+from s4node.logger import quiet
 
 
 @contextmanager
@@ -30,6 +31,7 @@ def served_in_thread(server: HttpServer) -> Iterator[None]:
             await server.run()
 
     def run() -> None:
+        quiet.set(True)  # its clients lose the app when that stops
         try:
             trio.run(serve)
         except BaseException as error:

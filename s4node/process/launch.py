@@ -131,6 +131,9 @@ class _Launcher:
         """Start all nodes; returns the first one."""
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         config, log = self._config, ""
+        given = config[settings.HTTP_ADDRESS]
+        if self._http and not given:  # its containers report their author's metrics if it is set
+            config = config.with_({settings.HTTP_ADDRESS.name: "tcp://127.0.0.1:0"})
         for number in range(1, self._count + 1):
             node = Node(config, f"node-{number}", folder=str(self._folder), log=log)
             node.awaits_app = True
@@ -142,6 +145,7 @@ class _Launcher:
                 others = {
                     settings.LISTENER_ADDRESS.name: f"{host}:0",
                     settings.LOG_FOLDER.name: "",
+                    settings.HTTP_ADDRESS.name: given,
                 }
                 config = config.with_(others)
         return self._nodes[0]

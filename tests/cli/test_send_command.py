@@ -260,9 +260,7 @@ async def test_send_says_where_to_look_if_the_last_verdicts_take_long(
 
     def said() -> bool:
         told.append(capsys.readouterr().err)
-        return (
-            "names: 2 events without a verdict yet; s4 status and the node's log say why\n" in told
-        )
+        return "names: still waiting for verdicts of 2 events; s4 why says what is slow\n" in told
 
     with (folder / "lines").open() as lines:
         monkeypatch.setattr("sys.stdin", lines)

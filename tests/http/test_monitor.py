@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import node_process, run_s4, until, until_told
-from monitored import COUNTER, Click, get, monitored, told
+from monitored import COUNTER, Click, Monitored, get, monitored, told
 
 from s4node import Client
 
@@ -55,6 +55,17 @@ async def test_a_node_is_ready_once_its_apps_run_and_counts_what_they_do(tmp_pat
         )
         assert told.keys() == cluster.keys()
         assert told["apps"] == cluster["apps"]
+
+
+@pytest.mark.parametrize("nodes", [(), ("--nodes", "2")])
+async def test_what_an_author_counts_is_shown_without_a_configured_address(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    (tmp_path / "app.py").write_text(COUNTER)
+    async with node_process("app.py", *nodes, cwd=tmp_path) as process:
+        await until(lambda: process.url)
+        node = Monitored(process, process.url, tmp_path, "")
+        await until_told(lambda: node.value("s4_app_metric", name="answer"), lambda n: n == 42)
 
 
 @pytest.mark.long

@@ -143,6 +143,34 @@ async def test_the_same_key_counts_once_and_with_other_events_it_is_refused(
         assert await counted(tmp_path, "joe") == await counted(tmp_path, "ann") == 2
 
 
+async def test_requests_with_one_key_at_the_same_time_are_all_answered_and_count_once(
+    tmp_path: Path,
+) -> None:
+    async with counter(tmp_path, "durable", "-ptask.commit.ms=300") as process:
+        events = [{"user": "joe"}] * 50
+        answers: list[Told] = []
+
+        async def post() -> None:
+            answers.append(await told(clicks(process), events, Idempotency_Key="a"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(post)
+        assert [each.status for each in answers] == [200] * 6
+        assert await counted(tmp_path, "joe") == 50
+
+
+async def test_a_stop_is_not_logged_for_the_connections_that_posts_have_left(
+    tmp_path: Path,
+) -> None:
+    async with counter(tmp_path) as process:
+        assert (await told(clicks(process), {"user": "joe"})).status == 200
+        process.signal(signal.SIGINT)
+        assert await process.wait() == 0
+        assert "dialling again" not in process.errors
+        assert "takes no more" not in process.errors
+
+
 async def test_a_full_stream_takes_nothing_and_a_stuck_one_may_have(tmp_path: Path) -> None:
     async with counter(tmp_path, "fast", "-ps4.stream.workQueueSize=5") as process:
         answers: list[Told] = []
@@ -153,7 +181,7 @@ async def test_a_full_stream_takes_nothing_and_a_stuck_one_may_have(tmp_path: Pa
         async with trio.open_nursery() as nursery:
             nursery.start_soon(post, "stuck")
         assert [each.status for each in answers] == [504]
-        assert "may be taken" in answers[0].text
+        assert "may be taken: s4 why and s4 status say" in answers[0].text
         assert answers[0].headers["Retry-After"]
         answer = await told(clicks(process), {"user": "joe"})
         assert answer.status in (429, 503)  # nothing was taken

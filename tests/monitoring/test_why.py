@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from s4node.cluster.node.app_details import PartitionRow
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.deploy.cluster_snapshot import (
     AppRow,
@@ -37,10 +38,10 @@ def node(problem: str = "", failure: str = "") -> NodeRow:
     return NodeRow("one", "tcp://one:1", 1, "host", [container], problem)
 
 
-def stage(depth: int = 0, admitted: int = 0) -> Row:
+def stage(depth: int = 0, admitted: int = 0, waited: float = 0.0, of: str = "clicks") -> Row:
     return Row(
-        "stream", "clicks", app="shop", depth=depth, capacity=100, admitted=admitted,
-        fullest=depth / 100,
+        "stream", of, app="shop", depth=depth, capacity=100, admitted=admitted,
+        waited_last=waited, fullest=depth / 100,
     )  # fmt: skip
 
 
@@ -63,9 +64,9 @@ BUSY: dict[str, Any] = {"work": [work(1.9)]}
 FULL = {"stages": [stage(99)]}
 
 
-def marks(at: float, admitted: int, behind: float = 9.0) -> dict[str, Any]:
+def marks(at: float, admitted: int, by: str = "program 'joe'") -> dict[str, Any]:
     return {
-        "watermarks": [WatermarkRow("shop", "clicks", at, "program 'joe'", behind)],
+        "watermarks": [WatermarkRow("shop", "clicks", at, by, 9.0)],
         "windows": [WindowsRow("shop", 3)],
         "stages": [stage(0, admitted)],
     }
@@ -76,7 +77,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "not-running",
         {},
         {"apps": [app(state="waiting to restart")], "nodes": [node(failure="ValueError: joe")]},
-        "it is waiting to restart; its last failure: ValueError: joe",
+        ("it is waiting to restart, after 3 starts on 'one'; its last failure: ValueError: joe"),
     ),
     (
         "node-away",
@@ -171,6 +172,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         FULL,
         "stream 'clicks' of app 'shop' is 99% full: its consumer is too slow",
     ),
+    (
+        "waiting",
+        {"stages": [stage(7, 100)]},
+        {"stages": [stage(9, 102)]},
+        "9 events of stream 'clicks' wait; none was done in 2 s",
+    ),
 ]
 
 
@@ -195,6 +202,10 @@ HEALTHY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"work": [work(0.5, commits=2, commit_seconds=0.6, waited_seconds=1.0, load=4.0)]}),
     (marks(60.0, 10), marks(61.0, 20)),  # the watermark moves
     (marks(60.0, 10), marks(60.0, 10)),  # nothing comes
+    ({"stages": [stage(9, 100)]}, {"stages": [stage(9, 200, 0.5)]}),  # others wait now
+    ({"stages": [stage(0, 100)]}, {"stages": [stage(9, 109)]}),  # they have just come
+    ({}, {"inputs": [InputRow("shop", "kafka.clicks", 9, late=0.5)]}),
+    ({}, {"nodes": [node(failure="ValueError: joe")], "work": [work(up_seconds=99.0)]}),
     ({"work": [work()]}, {"work": [work(0.5, commits=100, commit_seconds=2.0)]}),
     ({}, {"outboxes": [OutboxRow("shop", "seen", "", 9), OutboxRow("shop", "totals", "shop", 9)]}),
     ({}, {"nodes": [msgspec.structs.replace(node("is away"), name="two")]}),  # not one of the app
@@ -207,6 +218,66 @@ def test_nothing_holds_up_an_app_that_has_time_left(
 ) -> None:
     then = snapshot(0.0, **(NOTHING | before))
     assert reasons_of("shop", snapshot(SECONDS, **(NOTHING | now)), then) == []
+
+
+OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (  # the app runs again since a moment
+        {},
+        {"nodes": [node(failure="ValueError: joe")], "work": [work(up_seconds=3.0)]},
+        "it is running, after 3 starts on 'one'; its last failure: ValueError: joe",
+    ),
+    (
+        {"stages": [stage(9, 100)]},
+        {"stages": [stage(9, 200, 1.5)]},
+        "9 events of stream 'clicks' wait; the last ones did so for 1.5 s",
+    ),
+    (
+        {},
+        {"inputs": [InputRow("shop", "kafka.clicks", 9, late=60.0)]},
+        "9 events of input 'kafka.clicks' wait, the oldest for 60 s",
+    ),
+    (
+        marks(60.0, 10, by="sums[0]@~default/shop/Partition 2#1"),
+        marks(60.0, 20, by="sums[0]@~default/shop/Partition 2#1")
+        | {"partitions": [PartitionRow("shop", 2, "two", 10, 700, hot="joe", part=0.9)]},
+        (
+            "the watermark of stream 'clicks' stands 9 s behind its latest event: it waits for "
+            "partition 2 of app 'shop' on node 'two', which has 700 events to process; key 'joe' "
+            "has 90%"
+        ),
+    ),
+    (
+        marks(60.0, 10, by="clicks[0]@~default/feed/Partition 2#1"),
+        marks(60.0, 20, by="clicks[0]@~default/feed/Partition 2#1"),
+        (
+            "the watermark of stream 'clicks' stands 9 s behind its latest event: it waits for "
+            "partition 2 of app 'feed'"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "text"), OTHERS)
+def test_a_rule_names_the_cause_in_further_ways(
+    before: dict[str, Any], now: dict[str, Any], text: str
+) -> None:
+    then = snapshot(0.0, **(NOTHING | before))
+    (reason,) = reasons_of("shop", snapshot(SECONDS, **(NOTHING | now)), then)
+    assert (reason.text, bool(reason.do)) == (text, True)
+
+
+def test_a_partition_is_not_named_for_a_watermark_that_it_waits_for_itself() -> None:
+    by = "sums[0]@~default/shop/Partition 0#1"
+    inner = [WatermarkRow("shop", "sums", 60.0, by, 9.0), *marks(60.0, 10)["watermarks"]]
+    rows = {
+        "watermarks": inner,
+        "windows": [WindowsRow("shop", 3)],
+        "partitions": [PartitionRow("shop", 0, "one", 10)],
+    }
+    then = snapshot(0.0, **(NOTHING | rows | {"stages": [stage(0, 10), stage(0, 10, of="sums")]}))
+    now = snapshot(2.0, **(NOTHING | rows | {"stages": [stage(0, 20), stage(0, 20, of="sums")]}))
+    (reason,) = reasons_of("shop", now, then)
+    assert reason.text.endswith("it waits for program 'joe'")
 
 
 def test_counts_that_begin_anew_are_those_since_the_restart() -> None:

@@ -22,6 +22,7 @@ from s4node.cluster.node.history import Happening
 from s4node.errors import ConfigError, NodeUnreachable
 from s4node.events.schema import UNREADABLE
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.metrics.table import Sample
 from s4node.net.certificates.credentials import Credentials, is_tls
 from s4node.net.transport import probe
 from s4node.net.wire import frame as wire
@@ -43,7 +44,8 @@ _ADVERTISE = "set its s4.listener.advertise to a host, and a port, at which this
 
 class NodeStatus(msgspec.Struct, frozen=True):
     """A node's report of itself; ``statistics`` are those of its containers that have tasks, and
-    ``history`` is what has happened to apps."""
+    ``history`` is what has happened to apps. ``own`` are the metrics of an app's author, if the
+    process is that of one app."""
 
     name: str
     cluster: str
@@ -52,6 +54,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     containers: list[ContainerStatus]
     statistics: list[ContainerStatistics]
     history: list[Happening] = []
+    own: list[Sample] = []
 
 
 # -- the side of a node ---------------------------------------------------------------------------
