@@ -79,6 +79,7 @@ class FrameRouter:
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
         self._loop: RunLoop | None = None
         self._opened = False
+        self._clock: Callable[[], float]
         self._inputs: Ports
         self._subscribers: Subscribers
         self._owners: Callable[[], Sequence[str]]
@@ -104,6 +105,7 @@ class FrameRouter:
         """Accept producers and subscribers of the app; ``owners`` returns partitions' addresses."""
         self._inputs, self._subscribers, self._owners = inputs, subscribers, owners
         self._partitions = partitions
+        self._clock = trio.lowlevel.current_clock().current_time
         self._opened = True
         if self.log is None:
             await nursery.start(self.listener.serve)
@@ -142,6 +144,10 @@ class FrameRouter:
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         header = frame.header
+        if isinstance(header, wire.Data) and self.log is None:
+            if self._opened:
+                self._on_data(header, frame.body, connection)
+            return
         if self.status is not None and self.status.on_frame(header, connection):
             return
         if (
@@ -188,7 +194,7 @@ class FrameRouter:
         if port is None:
             connection.bad_frame(self._inputs.unknown(data.stream), data)
             return
-        if not port.is_open(data.partition):
+        if data.partition not in port.stages:
             owners = self._owners()
             if 0 <= data.partition < len(owners):
                 owner = owners[data.partition]
@@ -199,10 +205,11 @@ class FrameRouter:
                     verdict = wire.Verdict(data.stream, data.producer, (ruling,))
                     connection.answer(wire.encode_frame(verdict))
                 return
-        problem = port.on_data(data, body, connection, trio.current_time())
+        problem = port.on_data(data, body, connection, self._clock())
         if problem:
             connection.bad_frame(problem, data)
-        self._partitions.offer_all(self.listener.effects.batches)
+        if batches := self.listener.effects.batches:
+            self._partitions.offer_all(batches)
 
     def on_drained(self) -> None:
         """Have a turn now that all arrived frames are taken, after what they ask for."""

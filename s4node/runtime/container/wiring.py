@@ -241,7 +241,7 @@ class Parts:
         full = self.pipeline.full_outputs
         if full.since:
             dues.append(full.log_due(now, self._full_for))
-        dues.append(self.inputs.tick(now))
+        dues.append(self.inputs.tick(now, busy=self.loop.has_ready))
         if self._effects.batches:
             self.partitions.offer_all(self._effects.batches)
         if self._replay.held:

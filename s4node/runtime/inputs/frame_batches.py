@@ -146,6 +146,25 @@ class FrameBatch(EventBatch):
         self.receipt = self.frame.without(reasons, numbers)
         return rest
 
+    @property
+    def is_loaded(self) -> bool:
+        return self._apart is None and self._body is _NOTHING
+
+    def goes_on(self, later: FrameBatch) -> bool:
+        """Return True if ``later`` is the next frame of the producer, or the rest of this one."""
+        return later.frame.progress is self.frame.progress and later.first == self.frame.end
+
+    def join(self, later: FrameBatch) -> bool:
+        """Take the events of the next frame, too, decoded as well; return False if some of them
+        were refused."""
+        if self.numbers is not None or later.numbers is not None:
+            return False
+        self.frame.end = later.frame.end
+        self.size += later.size
+        self.bytes += later.bytes
+        self.events = self.events + later.events
+        return True
+
     def keep_from(self, count: int) -> FrameBatch:
         """Split a frame that was decoded in one call; return the part after ``count`` events."""
         rest = self._cut(count)

@@ -9,6 +9,8 @@ Rules
 - A keyed input decides the partition of each key. Unless the frame says that it was routed by the
   same hasher and key, its events are decoded and hashed on arrival, and each goes to its partition.
   On a durable stream, the task of the frame's partition sends on the events of other tasks.
+- While tasks have events of such frames to process, further ones wait, and those of a producer are
+  sorted together: each step of a task costs more than a few events.
 """
 
 from __future__ import annotations
@@ -35,14 +37,20 @@ from s4node.runtime.inputs.frame_batches import (
 )
 from s4node.stages.stage import Gauge, Stage, put_back
 
+GATHER_SECONDS = 0.005
+"""Frames that are to be sorted wait no longer for a busy task."""
+
+MOST_SORTED = 16_384
+"""The events that are sorted together, about."""
+
 
 class InputPort:
     """Takes the frames of one stream into ``stages``, by partition, as ``admission`` allows.
 
     Batches are effects, for the stages of their tasks. Those whose partitions are not known yet
     count in the ``gauge`` of the deserializer only. ``headers`` go with every answer to a hello,
-    and so does what an input ``leads`` to.
-    A ``closed`` port admits frames only from ``members``, the connections of the app's other
+    and so does what an input ``leads`` to. A port takes frames for the partitions of its
+    ``stages``; a ``closed`` one only from ``members``, the connections of the app's other
     containers; producers keep theirs.
     """
 
@@ -61,11 +69,12 @@ class InputPort:
         self.closed = False
         self.members: set[Hashable] = set()
         self._leaving: set[int] = set()  # partitions
-        self._stages = stages
+        self.stages = stages
         self.admission = admission
         self.durable = admission.commits is not None
         self._gauge = gauge
         self.unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
+        self.gathers = False  # tasks have sorted events, so the next frames wait
         self.forwarded = 0
         self.routing = ""
         self._announced_routing = f"{hasher_name}:"
@@ -86,7 +95,7 @@ class InputPort:
         """Take frames for a partition that the container now owns."""
         self._leaving.discard(partition)
         self.admission.enter(partition)
-        self._stages[partition] = stage
+        self.stages[partition] = stage
 
     def refrain(self, partition: int) -> None:
         """Take no more frames for a partition that is about to move to another container."""
@@ -95,11 +104,7 @@ class InputPort:
     def revoke(self, partition: int) -> None:
         """Forget a partition that has moved; producers learn its new owner."""
         self.admission.revoke(partition)
-        del self._stages[partition]
-
-    def is_open(self, partition: int) -> bool:
-        """Return True if the port takes frames for a partition."""
-        return partition in self._stages
+        del self.stages[partition]
 
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
@@ -171,9 +176,10 @@ class InputPort:
             self._deliver(MixedFrameBatch(deserializer, data, body, admitted))
         else:
             batch = FrameBatch(deserializer, data, body, admitted)
+            batch.offered_at = now
             self._gauge.came(batch.size, batch.bytes)
             self.unsorted.append(batch)
-            if len(self.unsorted) == 1:
+            if not self.gathers:
                 self.sort_out(now)
         return ""
 
@@ -181,17 +187,40 @@ class InputPort:
     def unprocessed(self) -> int:
         """The number of events that are admitted and not processed."""
         unsorted = sum(batch.size for batch in self.unsorted)
-        return unsorted + sum(stage.depth for stage in self._stages.values())
+        return unsorted + sum(stage.depth for stage in self.stages.values())
+
+    def tick(self, now: float, *, busy: bool) -> bool:
+        """Sort out frames if it is time for it; return True if more wait. ``busy``: tasks have
+        events to process."""
+        if not busy:
+            self.gathers = False
+        elif self.unsorted and now - self.unsorted[0].offered_at < GATHER_SECONDS:
+            return True
+        return bool(self.unsorted) and self.sort_out(now)
 
     def sort_out(self, now: float) -> bool:
-        """Send a piece of the unsorted frames to its partitions; return True if more waits."""
+        """Send unsorted frames of one producer, or a piece of one, to their partitions; return True
+        if more waits."""
         if self.unsorted:
-            batch = self.unsorted.popleft()
-            rest = batch.load()
-            rest = self._redispatch(batch, now) or rest
+            self.gathers = True
+            batch = self._next_unsorted()
+            while self.unsorted and batch.size < MOST_SORTED and batch.goes_on(self.unsorted[0]):
+                later = self._next_unsorted()
+                if not batch.join(later):
+                    self.unsorted.appendleft(later)
+                    break
+            rest = self._redispatch(batch, now)
             if rest is not None:
                 put_back(self.unsorted, rest)
         return bool(self.unsorted)
+
+    def _next_unsorted(self) -> FrameBatch:
+        """Take the next unsorted frame, or a piece of it, decoded."""
+        batch = self.unsorted.popleft()
+        rest = None if batch.is_loaded else batch.load()
+        if rest is not None:
+            put_back(self.unsorted, rest)
+        return batch
 
     def _redispatch(self, batch: FrameBatch, now: float) -> FrameBatch | None:
         """Send each event to its own partition; the batch is done when all parts are.
@@ -220,7 +249,7 @@ class InputPort:
             if partition != lane.partition:
                 self.deserializer.redispatched += len(mine)
             numbers = PartNumbers(whole, mine)
-            stage = self._stages.get(partition)
+            stage = self.stages.get(partition)
             if stage is not None and not stage.executor.withholds:
                 room = stage.executor.admits(stage, len(mine), int(weight * len(mine)), now)
                 if room < len(mine):

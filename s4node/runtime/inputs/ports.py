@@ -309,16 +309,16 @@ class Ports:
         for port in self._all:
             port.admission.released()
 
-    def tick(self, now: float) -> float | None:
-        """Work between two turns; return when the next call is due.
+    def tick(self, now: float, *, busy: bool) -> float | None:
+        """Work between two turns; return when the next call is due. ``busy``: tasks are ready.
 
-        Let held producers go on, forget those long gone, and sort out a piece of unsorted frames.
+        Let held producers go on, forget those long gone, and sort out unsorted frames.
         """
         due = None
         for port in self._all:
             port.admission.released()
             port.admission.tick(now, self._expiry)
-            if port.unsorted and port.sort_out(now):
+            if (port.unsorted or port.gathers) and port.tick(now, busy=busy):
                 due = now
         return due
 

@@ -254,6 +254,11 @@ class RunLoop:
         return min(1.0, self.busy / elapsed) if elapsed > 0 else 0.0
 
     @property
+    def has_ready(self) -> bool:
+        """True if a task may have something to do now."""
+        return bool(self._ready)
+
+    @property
     def idle(self) -> bool:
         """True if no task has anything to do now."""
         return not self._ready and not any(
@@ -329,11 +334,9 @@ class RunLoop:
             if op in _RESTING:
                 self._queued.discard(task)
                 continue
-            ready.append(task)
             self.step_began = now
-            pace, kind, batch = task.pace, op.value, task.backlog.at_hand
-            if op is Op.PROCESS:
-                kind = "" if batch is None else batch.stream
+            pace, batch = task.pace, task.backlog.at_hand
+            kind = op.value if op is not Op.PROCESS else "" if batch is None else batch.stream
             limit, most = min(pace.events(kind), budget), self._max_seconds
             if op is Op.TIMER:
                 limit, most = max(1, limit // _PARTS), most / (2 * _PARTS)
@@ -344,9 +347,12 @@ class RunLoop:
                 pace.took(kind, count, ended - now)
             self._least = pace.share
             pace.share += min(ended - now, self._max_seconds)
-            if pace.share < ready[0].pace.share:
-                ready.remove(task)
+            if task.rests:
+                self._queued.discard(task)
+            elif ready and pace.share < ready[0].pace.share:
                 ready.appendleft(task)
+            else:
+                ready.append(task)
             now = ended
             if now - began > most:
                 break

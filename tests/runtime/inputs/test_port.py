@@ -335,6 +335,49 @@ def test_the_parts_of_a_json_frame_keep_the_numbers_and_the_order_of_their_event
     assert node.safe() == 600
 
 
+@pytest.mark.parametrize("bad", [None, 0, 1, 2, 3])
+def test_frames_that_come_while_tasks_are_busy_are_sorted_together(bad: int | None) -> None:
+    node = Node(partitions=2)
+    node.hello(CLICK.declaration)
+    for frame in range(4):
+        clicks: list[Any] = [Click(f"u{n % 7}", n) for n in range(frame * 200, frame * 200 + 200)]
+        if frame == bad:
+            clicks[150] = [1]
+        assert node.data(body_of(*clicks), 200, first=frame * 200) == ""
+    first = {batch.first for batch in node.batches}
+    assert first == {0}
+    while node.port.tick(0.01, busy=True):
+        pass
+    assert len(node.batches) == 4 if bad is None else len(node.batches) > 4
+    found = node.process()
+    refused = [number for number, _ in node.refused()]
+    assert refused == ([] if bad is None else [bad * 200 + 150])
+    for partition in range(2):
+        numbers = [n for place, _, part in found if place == partition for n in part]
+        assert numbers == sorted(numbers)
+        events = [each for place, part, _ in found if place == partition for each in part]
+        assert events == [Click(f"u{n % 7}", n) for n in numbers]
+    assert sum(len(events) for _, events, _ in found) == 800 - len(refused)
+    assert node.safe() == 800
+
+
+def test_a_frame_that_is_to_be_sorted_waits_for_busy_tasks_but_not_for_long() -> None:
+    node = Node(partitions=2)
+    node.hello(CLICK.declaration)
+    for number in range(3):
+        node.data(body_of(Click("a")), 1, first=number)
+    assert node.port.tick(0.004, busy=True)
+    assert len(node.batches) == 1
+    assert not node.port.tick(0.004, busy=False)
+    assert [batch.size for batch in node.batches] == [1, 2]
+    node.data(body_of(Click("a")), 1, first=3)
+    assert not node.port.tick(0.006, busy=True)
+    assert [batch.size for batch in node.batches] == [1, 2, 1]
+    assert not node.port.tick(0.006, busy=False)
+    node.data(body_of(Click("a")), 1, first=4)
+    assert len(node.batches) == 4
+
+
 def test_a_frame_without_remaining_events_is_done_at_once() -> None:
     node = Node(4)
     node.hello(CLICK.declaration)
