@@ -137,14 +137,6 @@ def fitting(load: Load, events: int, size: int) -> int:
     return max(min(events, load.capacity - load.depth), 0)
 
 
-def whole(load: Load, events: int, size: int) -> int:
-    """All of ``events`` if the stage is below its capacity, or none."""
-    if not load.depth:
-        return events
-    over = load.withheld or load.bytes + size > load.max_bytes
-    return 0 if over else events
-
-
 class Block(Executor):
     """Drops nothing: the sender waits.
 
@@ -157,7 +149,11 @@ class Block(Executor):
     waits_from = 1.0
 
     def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        return whole(load, events, size)
+        """All of ``events`` if the stage is below its capacity, or none."""
+        if not load.depth:
+            return events
+        over = load.withheld or load.bytes + size > load.max_bytes
+        return 0 if over else events
 
 
 class Shed(Executor):
@@ -220,8 +216,7 @@ class LosslessThrottle(Throttle):
 
     withholds = True
 
-    def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        return whole(load, events, size)
+    admits = Block.admits
 
 
 BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle": Throttle}

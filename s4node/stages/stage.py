@@ -203,6 +203,11 @@ class Stage(Gauge):
 
     def take_in(self, batch: EventBatch, now: float) -> bool:
         """Queue a batch; return True if there was no head, so that there is one now."""
+        if self.head is None and batch.is_frame and not self.depth:
+            batch.offered_at = now
+            self.frame_came(batch.size, batch.bytes)
+            self._set_head(batch, now)
+            return True
         self.offer(batch, now)
         if self.head is not None:
             return False
@@ -211,8 +216,12 @@ class Stage(Gauge):
 
     def frame_came(self, events: int, size: int) -> None:
         """Count a frame here and in the deserializer."""
-        self.deserializer.came(events, size)
-        self.came(events, size)
+        for gauge in (self, self.deserializer):
+            gauge.admitted += events
+            gauge.bytes += size
+            gauge.depth = depth = gauge.depth + events
+            if depth > gauge.highest:
+                gauge.highest = depth
 
     def frame_went(self, events: int, size: int) -> None:
         """Count a frame that has not been decoded as gone."""
@@ -230,10 +239,14 @@ class Stage(Gauge):
         else:
             self.head = None
             return None
+        self._set_head(batch, now)
+        return batch
+
+    def _set_head(self, batch: EventBatch, now: float) -> None:
+        """Make a batch the head."""
         self.head, self.loaded = batch, False
         self.in_flight += batch.size
         self._waited_last = now - batch.offered_at
-        return batch
 
     def load(self) -> None:
         """Decode the head; if that takes long, queue the rest of it."""
@@ -324,7 +337,7 @@ class Stage(Gauge):
     def withheld(self) -> bool:
         """As a gauge's, but spilled events do not make other nodes wait."""
         if self.overflow is None:
-            return self.full
+            return self.depth >= self.capacity or self.bytes >= self.max_bytes
         return self.depth - self.spilled >= self.grant or self.bytes >= self.max_bytes
 
     def _unspilled(self) -> EventBatch:

@@ -278,7 +278,7 @@ class StreamAdmission:
             self.effects.answers[lane] = None
             return None
         count = end - first
-        if not self._is_open_to(connection):
+        if self.taken_from is not None and connection not in self.taken_from:
             self._hold(lane, count)
             return None
         room, gauge = self._room(lane, count, size, now)
@@ -336,10 +336,11 @@ class StreamAdmission:
         makes producers wait: events that it has no room for, the stage has no room for either.
         """
         stage = self.stages[lane.partition]
-        first = stage.deserializer
-        room = first.executor.admits(first, count, size, now)
+        gauge: Gauge = stage.deserializer
+        room = gauge.executor.admits(gauge, count, size, now)
         fits = max(0, min(count, stage.executor.admits(stage, count, size, now)))
-        gauge = first
+        if room == fits == count:
+            return count, gauge
         if fits < room or (room < count and not stage.executor.withholds):
             room, gauge = min(room, fits), stage
         return (0 if gauge.executor.withholds and room < count else max(0, room)), gauge
@@ -375,10 +376,9 @@ class StreamAdmission:
         if self.commits is not None and self.commits.cuts.is_due(lane.partition):
             return False
         stage = self.stages[lane.partition]
-        return stage.deserializer.roomy and stage.roomy and self._is_open_to(lane.connection)
-
-    def _is_open_to(self, connection: Hashable) -> bool:
-        return self.taken_from is None or connection in self.taken_from
+        if self.taken_from is not None and lane.connection not in self.taken_from:
+            return False
+        return stage.deserializer.roomy and stage.roomy
 
     def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
         time, idle = report.millis / 1000, report.headers.get(wire.IDLE) is True

@@ -548,6 +548,11 @@ def check_data(data: Data, body: memoryview, partitions: int) -> str:
     """The reason why a node with these ``partitions`` refuses a data frame; or empty."""
     if not 0 <= data.partition < partitions:
         return f"stream {data.stream!r} has no partition {data.partition}"
+    sections, count = data.sections, data.count
+    if len(sections) == 1 and data.encoding <= JSON and data.first + count <= MAX_NUMBER:
+        section = sections[0]  # as most frames are: nothing is wrong
+        if section.count == count <= section.size == len(body):
+            return ""
     problem = check_sections(data, body)
     where = f"{data.stream}[{data.partition}]@{data.producer}:{data.first}"
     return f"{where}: {problem}" if problem else ""
@@ -560,10 +565,6 @@ def check_sections(header: Data, body: memoryview) -> str:
         return f"unknown encoding {header.encoding}; 0 is msgpack, 1 is JSON"
     if header.first + header.count > MAX_NUMBER:
         return f"it has {header.count} events from {header.first} on, numbers end at {MAX_NUMBER}"
-    if len(sections) == 1:
-        section = sections[0]
-        if section.count == header.count <= section.size == len(body):
-            return ""
     for section in sections:
         if section.count > section.size:  # an event takes at least a byte
             return f"a section of {section.size} bytes announces {section.count} events"

@@ -26,7 +26,7 @@ from s4node.net.ingress.producer_lane import Mark, ProducerLane
 from s4node.net.ingress.unbegun import WillResend, last_frames
 from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
+from s4node.runtime.inputs.frame_batches import MixedFrameBatch
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
@@ -110,7 +110,7 @@ class Partitions:
             self._app,
             partition,
             stages=stages,
-            clock=trio.current_time,
+            clock=clock,
             held=self._pipeline.order.held,
             rates=self._pipeline.limits(stages),
             parallel=self._parallel,
@@ -234,21 +234,17 @@ class Partitions:
     # -- events on their way -----------------------------------------------------------------
 
     def offer_all(self, batches: list[EventBatch]) -> None:
-        """Take the batches that ports have made, out of their list."""
+        """Give the batches that ports have made to their tasks, here or with other members."""
         for batch in batches:
-            self.offer(batch)
+            task = self.tasks.get(batch.partition)
+            if task is not None and (  # a frame is in the order of its producer
+                batch.is_frame or not self.outputs.carries(batch.stream, batch.partition)
+            ):
+                task.backlog.offer(batch)
+                self._loop.add(task)
+            else:
+                self.outputs.forward(batch)
         batches.clear()
-
-    def offer(self, batch: EventBatch) -> None:
-        """Give a batch to its task, here or with another member."""
-        partition = batch.partition
-        task = self.tasks.get(partition)
-        arrived = isinstance(batch, FrameBatch)  # in the order of its producer
-        if task is not None and (arrived or not self.outputs.carries(batch.stream, partition)):
-            task.backlog.offer(batch)
-            self._loop.add(task)
-        else:
-            self.outputs.forward(batch)
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
         """Give events that the app has put to a task, here or with another member.

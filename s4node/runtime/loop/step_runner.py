@@ -112,7 +112,7 @@ class StepRunner:
             return 0
         if op is Op.PROCESS:
             try:
-                done = at_once(task.run(op, limit))
+                done = at_once(task.process(limit))
             except ProcessingError as error:
                 self._carry_out(task, task.failed(error))
                 return 0

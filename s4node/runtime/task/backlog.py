@@ -38,7 +38,8 @@ class Backlog:
     ``chooser`` decides among inputs; if it is None they take turns. ``on_load`` is called with each
     batch before it becomes current for the first time. ``on_cut`` is called with a frame and the
     number of its last events that were left to its producer, and returns True if other events of
-    the frame have yet to end.
+    the frame have yet to end. ``inner_waiting`` and ``outer_waiting`` are the heads of sources that
+    wait for their turn.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class Backlog:
         self._chooser = chooser
         self._batching = batching_of(chooser)
         self._began = 0  # where the current batch was when chosen
-        self._inner_waiting: dict[Any, EventBatch] = {}  # heads that are not current
-        self._outer_waiting: dict[Any, EventBatch] = {}
+        self.inner_waiting: dict[Any, EventBatch] = {}
+        self.outer_waiting: dict[Any, EventBatch] = {}
         self._unended: set[Hashable] = set()  # replayable inputs
         self._given_back = False
         self._cuts: WillResend | None = None  # to cut begun frames after their slice
@@ -137,7 +138,7 @@ class Backlog:
         return True
 
     def _wait(self, source: Any, batch: EventBatch) -> None:
-        waiting = self._inner_waiting if source in self.inner else self._outer_waiting
+        waiting = self.inner_waiting if source in self.inner else self.outer_waiting
         waiting[source] = batch
 
     # -- choosing ----------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Backlog:
         """Return True if others wait and the current batch has had ``events`` or its turn."""
         batch = self.at_hand
         assert batch is not None
-        if not (self._inner_waiting or self._outer_waiting):
+        if not (self.inner_waiting or self.outer_waiting):
             return False
         return batch.at - self._began >= events or self._left_of_turn(batch) <= 0
 
@@ -172,7 +173,7 @@ class Backlog:
         assert batch is not None
         if batch.source in self.rates:
             events = min(events, self.allowance(batch.source))
-        if self._inner_waiting or self._outer_waiting:
+        if self.inner_waiting or self.outer_waiting:
             events = min(events, self._left_of_turn(batch))
         return max(1, events)
 
@@ -183,7 +184,7 @@ class Backlog:
 
     def choose_of(self, stream: str) -> bool:
         """Choose another batch of a stream, unless another stream may go."""
-        waiting = (*self._inner_waiting, *self._outer_waiting)
+        waiting = (*self.inner_waiting, *self.outer_waiting)
         if self.at_hand is not None or any(
             self._stream_of[s] != stream and self.may(s) for s in waiting
         ):
@@ -192,7 +193,7 @@ class Backlog:
 
     def _take(self, may: Callable[[Any], bool]) -> bool:
         """Make the head of the next source current, of those that may go now."""
-        inner, outer, chooser = self._inner_waiting, self._outer_waiting, self._chooser
+        inner, outer, chooser = self.inner_waiting, self.outer_waiting, self._chooser
         for source in inner if chooser is not None else chain(inner, outer):
             if may(source):
                 break
@@ -247,7 +248,7 @@ class Backlog:
                 self._abandon(batch)
             elif self._cuts is not None and self._cut_off(batch, self._cuts):
                 pass
-            elif self._inner_waiting or self._outer_waiting:
+            elif self.inner_waiting or self.outer_waiting:
                 self.put_aside()
             return
         self.finished()
@@ -324,14 +325,14 @@ class Backlog:
         stage.give_head_back()
         if batch is self.at_hand:
             self.at_hand = None
-        self._inner_waiting.pop(source, None)
-        self._outer_waiting.pop(source, None)
+        self.inner_waiting.pop(source, None)
+        self.outer_waiting.pop(source, None)
         self._next(source, stage)
 
     def discard(self) -> None:
         """Drop all waiting batches; they are replayed to the task that replaces this one."""
-        self._inner_waiting.clear()
-        self._outer_waiting.clear()
+        self.inner_waiting.clear()
+        self.outer_waiting.clear()
         for stage in self.stages.values():
             stage.clear()
 
@@ -343,10 +344,10 @@ class Backlog:
 
         Batches that wait for a bootstrap that will never end are left to their producers.
         """
-        if self._inner_waiting:
+        if self.inner_waiting:
             return True
         ends = self._given_back and self.bootstrap is not None and self.bootstrap.streams
-        return bool(self._outer_waiting) and not ends
+        return bool(self.outer_waiting) and not ends
 
     def own_events(self) -> Iterator[tuple[str, list[Any]]]:
         for name in self._fed:

@@ -166,7 +166,11 @@ class Gate:
         """Begin ``op``, as given by ``next_op``."""
         if op is Op.PROCESS:
             self.in_flight += 1
-        elif op is Op.COMMIT:
+            assert self.in_flight <= self.max_concurrency
+            assert self.running is None
+            assert self.async_commit or not self.committing
+            return
+        if op is Op.COMMIT:
             assert not self.committing
             self.commit_due = self.uncommitted = False
             self.committing = True

@@ -30,8 +30,8 @@ class Pace:
 
     def events(self, kind: str) -> int:
         """The size of the next step of a kind: 1 to ``max_events``."""
-        cost = self._costs.get(kind, self._unknown)
-        return max(1, min(self.max_events, int(self.max_seconds / cost)))
+        fit = int(self.max_seconds / self._costs.get(kind, self._unknown))
+        return self.max_events if fit >= self.max_events else fit or 1
 
     def took(self, stream: str, events: int, seconds: float) -> None:
         """Count the time of a step that processed events, and learn from it."""

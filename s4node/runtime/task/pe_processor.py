@@ -194,20 +194,22 @@ class PeProcessor(Processor):
                 probe = self.costs.sample(plan, len(events))
                 run, some = probe.run, islice(it, PROBED)
             handled.set((self._name, batch, it, len(events)))
-            while True:
-                try:
-                    if waits:
-                        await run(some)
-                    else:
-                        run(some)
-                    if some is it:
-                        break
-                    run, some = plan.run, it
-                except BaseException as error:
-                    if is_signal(error):
-                        raise
-                    self.failed(batch, error, batch.at + failed_at(it, len(events)))
-            handled.set(None)
+            try:
+                while True:
+                    try:
+                        if waits:
+                            await run(some)
+                        else:
+                            run(some)
+                        if some is it:
+                            break
+                        run, some = plan.run, it
+                    except BaseException as error:
+                        if is_signal(error):
+                            raise
+                        self.failed(batch, error, batch.at + failed_at(it, len(events)))
+            finally:
+                handled.set(None)
             if self.times.timed:
                 last = batch.at + len(events) >= len(batch.events)
                 self.times.events_done(batch, events, last=last)
@@ -218,7 +220,6 @@ class PeProcessor(Processor):
             if probe is not None:
                 self.costs.measured(batch.stream, plan, probe, min(len(events), PROBED))
         finally:
-            handled.set(None)
             end_put(token)
         return len(events)
 

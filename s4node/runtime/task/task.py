@@ -31,7 +31,7 @@ from s4node.runtime.task.actions import NONE, Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
 from s4node.runtime.task.failures import Failures
-from s4node.runtime.task.gate import Gate, Op, Phase
+from s4node.runtime.task.gate import Gate, Inputs, Op, Phase
 from s4node.runtime.task.in_flight import InFlight, InFlightEvents
 from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
@@ -129,8 +129,8 @@ class Task:
         entries = None
         if Mode.TOGETHER in self._modes.values():
             entries = InFlightEvents(settings.concurrency, len(self._streams))
-        together = entries is not None
-        self.schedule = Schedule(self, clock(), commit_budget, together=together)
+        self._together = entries is not None
+        self.schedule = Schedule(self, clock(), commit_budget, together=self._together)
         self.in_flight: InFlight | None = None
         if entries is not None:
             self.in_flight = InFlight(
@@ -191,6 +191,16 @@ class Task:
     def _looked_ahead(self) -> bool:
         """True if events were looked at that have not ended; later ones may have."""
         return self.in_flight is not None and self.in_flight.busy
+
+    @property
+    def rests(self) -> bool:
+        """True if it has nothing to do before something comes."""
+        backlog, gate = self.backlog, self.gate
+        waits = backlog.at_hand is not None or backlog.inner_waiting or backlog.outer_waiting
+        due = gate.commit_due or gate.window_due or gate.timer_due
+        if waits or due or self._together:
+            return False
+        return gate.inputs is Inputs.OPEN and gate.phase is Phase.RUNNING
 
     @property
     def at_end(self) -> bool:
@@ -291,7 +301,7 @@ class Task:
         loop itself takes commits.
         """
         if op is Op.PROCESS:
-            return await self.processor.process(*self._slice(limit))
+            return await self.process(limit)
         backoff = self.failures.isolation.backoff
         if backoff is not None and op is Op.TIMER:
             limit = min(limit, backoff.left)
@@ -299,7 +309,8 @@ class Task:
                 self.want_commit()
         return await self.processor.run(op, limit)
 
-    def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
+    def process(self, limit: int) -> Coroutine[Any, Any, int]:
+        """The step that processes up to ``limit`` events of the batch at hand."""
         batch, isolation = self.backlog.at_hand, self.failures.isolation
         assert batch is not None
         events = batch.events
@@ -312,7 +323,7 @@ class Task:
             events = events[batch.at : batch.at + limit]
         if isolation.careful is not None and events:
             isolation.careful.event_begins(batch, batch.at)
-        return batch, events
+        return self.processor.process(batch, events)
 
     def put(self, op: Op) -> Actions:
         """Hand on the events that handlers have put in a step that ended; ``end_step`` follows."""
