@@ -6,7 +6,9 @@ runs read the same topics, from the oldest record.
 - count: a container reads the topic, decodes and counts by key, with a commit every second. The
   limit is a bare loop over the topic of one partition in one process: consume, one decode call for
   each batch, and a dict of counts. It has the same options of the client. Of 8 partitions, records
-  are sent on to the tasks of their keys, or ``routed``: they are where the keys are.
+  are sent on to the tasks of their keys, or ``routed``: they are where the keys are. The limit of
+  those that are sent on is the loop that also sorts them by key, and encodes and decodes them
+  again, but for those of one partition.
 - Bytewax, if it is installed (``pip install bytewax``): the same count of the topic of one
   partition, with the same options of the client and without recovery.
 - process: from producing a record, at 50 a second, to its handler.
@@ -47,9 +49,11 @@ from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream
 from s4node.events.event import Event
+from s4node.events.keys import Partitioner
 
 PARTITIONS = (1, 8)
 ROUTED = "8 partitions, routed"
+BARE, SENT_ON = "the bare loop", "the bare loop that sends on"
 PEER = "bytewax"
 _INTERVAL_MS = 100
 _A_SECOND = 50
@@ -60,6 +64,8 @@ _OPTIONS = {
     "queued.max.messages.kbytes": 16_384,
 }
 """Options of consumers, as the container has them."""
+
+_PLACES = Partitioner(max(PARTITIONS)).memo
 
 
 class Timed(Event):
@@ -75,6 +81,14 @@ class Row(msgspec.Struct):
     key: str
     value: int
     ts: int
+
+
+class Sent(Row, array_like=True, gc=False):
+    """A reading on its way to another task."""
+
+
+_encode_sent = msgspec.msgpack.Encoder().encode
+_decode_sent = msgspec.msgpack.Decoder(list[Sent]).decode
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
@@ -96,7 +110,8 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             for each in PARTITIONS
         }
         cases[ROUTED] = partial(measured, "kafka.counting", partitions=8, routed=True, **given)
-        cases["the bare loop"] = partial(measured, "kafka.bare", **given)
+        cases[BARE] = partial(measured, "kafka.bare", **given)
+        cases[SENT_ON] = partial(measured, "kafka.bare", sends_on=True, **given)
         if importlib.util.find_spec("bytewax") is None:
             say("no row of Bytewax, which is not installed; pip install bytewax")
         else:
@@ -105,9 +120,10 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             task = {"address": address, "seconds": seconds}
             cases[each] = partial(measured, f"kafka.{each}", **task)
         found = in_turn(cases, runs, say)
-    limit = rate_of(found["the bare loop"])
+    limit = rate_of(found[BARE])
+    limits = dict(zip(PARTITIONS, (limit, rate_of(found[SENT_ON])), strict=True))
     rows = [
-        Result.of("kafka", found[f"{each} partitions"], limit, partitions=each)
+        Result.of("kafka", found[f"{each} partitions"], limits[each], partitions=each)
         for each in PARTITIONS
     ]
     rows.append(Result.of("kafka", found[ROUTED], limit, partitions=8, routed=True))
@@ -144,9 +160,10 @@ def filling(task: dict[str, Any]) -> None:
 
 
 def bare(task: dict[str, Any]) -> None:
-    """Consume, decode and count the topic of one partition."""
+    """Consume, decode and count the topic of one partition, perhaps as if others counted it."""
     from confluent_kafka import Consumer, TopicPartition
 
+    received = _sent_on if task.get("sends_on") else iter
     consumer = Consumer({"bootstrap.servers": task["address"], "group.id": "bench", **_OPTIONS})
     consumer.assign([TopicPartition(_topic(1), 0, 0)])
     decode = msgspec.json.Decoder(list[Row]).decode
@@ -157,7 +174,7 @@ def bare(task: dict[str, Any]) -> None:
         values = [each.value() or b"" for each in consumer.consume(2000, 0.05)]
         if not values:
             continue
-        for reading in decode(b"[" + b",".join(values) + b"]"):
+        for reading in received(decode(b"[" + b",".join(values) + b"]")):
             counts[reading.key] += 1
         done += len(values)
         if not first:
@@ -345,6 +362,16 @@ def _created(address: str, partitions: int, name: str = "") -> str:
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     return topic
+
+
+def _sent_on(readings: list[Row]) -> Iterator[Row]:
+    """Readings as the tasks of their keys get them, in one of which they were read."""
+    lanes: list[list[Sent]] = [[] for _ in range(max(PARTITIONS))]
+    for each in readings:
+        lanes[_PLACES[each.key]].append(Sent(each.key, each.value, each.ts))
+    yield from lanes[0]
+    for lane in lanes[1:]:
+        yield from _decode_sent(_encode_sent(lane))
 
 
 def _json(event: Event) -> bytes:
