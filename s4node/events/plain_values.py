@@ -3,7 +3,8 @@
 Rules
 - An array as a key of a map becomes a tuple, and Python's hash of a tuple of numbers is known to
   everybody: a peer can choose thousands of such keys with one hash, which take seconds to decode.
-- What peers send beside events has keys of text and numbers, and nests at most 8 levels.
+- What peers send beside events has keys of text and numbers, and nests at most 8 levels, or
+  4 in the headers of frames.
 - Events may hold such maps, but only small ones: of each map the arrays among its keys are counted
   before it is decoded. That is slow, so only what can hold a map with many entries is looked at.
 """

@@ -23,7 +23,6 @@ from pathlib import Path
 import msgspec
 
 from s4node.cluster.node.own_folder import lives, process_folder
-from s4node.cluster.node.supervisor_protocol import handed_on, log_of
 from s4node.config.config import Config
 from s4node.errors import ConfigError, described, presentable
 from s4node.events.schema import UNREADABLE
@@ -85,6 +84,8 @@ class RunningEntry:
 
 def settings_for_commands(config: Config, address: str) -> dict[str, str]:
     """The settings of a process at ``address`` as commands need them, which start elsewhere."""
+    from s4node.cluster.node.supervisor_protocol import handed_on, log_of  # not for commands
+
     given = handed_on(config, log_of(config, address))
     return given | {name: str(Path(given[name]).absolute()) for name in OPTIONS if given.get(name)}
 

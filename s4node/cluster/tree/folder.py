@@ -6,7 +6,8 @@ Rules
   It must be on a disk of this machine: network file systems implement neither kind of lock
   reliably.
 - Calls that read or write run in a thread, as SQLite may wait for another process or the disk. The
-  loop looks for changes every 50 ms: a few system calls that never wait, about 0.1 ms in all.
+  loop looks for changes every 50 ms, or 200 ms after some calm seconds: a few system calls that
+  never wait, about 0.1 ms in all.
 - Every session watches all others. A process that dies loses its lock, and the first session that
   notices ends the dead one. A stopped process is ended when it has sent no heartbeat for its
   timeout.
@@ -57,6 +58,10 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 0.05
 """How often a session looks for changes and for dead sessions."""
+
+_CALM_SECONDS, _CALM_LOOK_SECONDS = 5.0, 0.2
+"""If nothing has changed for some seconds, it looks less often: to be woken is most of what a
+process without work costs."""
 
 _BEATS = 5
 """The heartbeats of a session during its timeout."""
@@ -140,6 +145,7 @@ class FolderSession(TreeSession):
         self._thread = trio.CapacityLimiter(1)  # separate: handlers may occupy all other threads
         self._others: dict[str, SeenFile] = {}
         self._stale = True  # the other sessions have to be read again
+        self._changed_at = self._beaten
         self._troubles: dict[str, str] = {}
 
     @property
@@ -233,13 +239,14 @@ class FolderSession(TreeSession):
                 self._log_trouble("watch the other sessions", str(error))
             else:
                 self._log_trouble("watch the other sessions", "")
-            await trio.sleep(LOOK_SECONDS)
+            calm = clocks.steady() - self._changed_at > _CALM_SECONDS
+            await trio.sleep(_CALM_LOOK_SECONDS if calm else LOOK_SECONDS)
 
     async def _look_after_others(self, now: float) -> None:
         """Notice changes, and end dead sessions."""
         self._stale = self._stale or self._asleep
         if self._watch.changed():
-            self._stale = True
+            self._changed_at, self._stale = now, True
             self.wake()
         if self._stale:
             await self._read_sessions(now)

@@ -220,7 +220,8 @@ Incarnation: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]  # saved f
 if TYPE_CHECKING:
     Headers: TypeAlias = dict[str, Any]
 else:
-    Headers = dict[str, plain_of(Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)])]
+    # each level doubles the time for which a program that loads this module waits
+    Headers = dict[str, plain_of(Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)], 4)]
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
