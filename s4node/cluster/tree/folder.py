@@ -8,9 +8,9 @@ Rules
 - Calls that read or write run in a thread, as SQLite may wait for another process or the disk. The
   loop looks for changes every 50 ms, or 200 ms after some calm seconds: a few system calls that
   never wait, about 0.1 ms in all.
-- Every session watches all others. A process that dies loses its lock, and the first session that
-  notices ends the dead one. A stopped process is ended when it has sent no heartbeat for its
-  timeout.
+- Every session watches all others. A process that dies loses its lock; the kernel tells the others
+  at once, and the first session that notices ends the dead one. A stopped process is ended when it
+  has sent no heartbeat for its timeout.
 - A session is lost for good when it finds itself ended, or its folder deleted or damaged. Any other
   trouble in watching the others (a full disk, no file descriptors left, lost permissions) is waited
   out; it is logged once, and once when it is over.
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import select
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -144,6 +145,7 @@ class FolderSession(TreeSession):
         self._turn = trio.Lock()
         self._thread = trio.CapacityLimiter(1)  # separate: handlers may occupy all other threads
         self._others: dict[str, SeenFile] = {}
+        self._deaths = select.epoll()  # of the others' processes
         self._stale = True  # the other sessions have to be read again
         self._changed_at = self._beaten
         self._troubles: dict[str, str] = {}
@@ -220,6 +222,7 @@ class FolderSession(TreeSession):
             self._lose(str(error))
         finally:
             self._watch.close()
+            self._deaths.close()
             for other in self._others.values():
                 other.close()
 
@@ -240,7 +243,9 @@ class FolderSession(TreeSession):
             else:
                 self._log_trouble("watch the other sessions", "")
             calm = clocks.steady() - self._changed_at > _CALM_SECONDS
-            await trio.sleep(_CALM_LOOK_SECONDS if calm else LOOK_SECONDS)
+            with trio.move_on_after(_CALM_LOOK_SECONDS if calm else LOOK_SECONDS):
+                await trio.lowlevel.wait_readable(self._deaths)
+                self._deaths.poll(0)  # each is reported once
 
     async def _look_after_others(self, now: float) -> None:
         """Notice changes, and end dead sessions."""
@@ -292,7 +297,10 @@ class FolderSession(TreeSession):
         for id_ in self._others.keys() - rows.keys():
             self._others.pop(id_).close()
         for id_ in rows.keys() - self._others.keys() - {self.id}:
-            self._others[id_] = SeenFile(_session_path(self._folder, id_), rows[id_].timeout, now)
+            other = SeenFile(_session_path(self._folder, id_), rows[id_].timeout, now)
+            self._others[id_] = other
+            if other.process >= 0:
+                self._deaths.register(other.process, select.EPOLLIN | select.EPOLLONESHOT)
 
     async def close(self) -> None:
         """End the session, unless it has ended; the others notice at once."""

@@ -48,7 +48,8 @@ class SeenFile:
 
     ``now`` is a monotonic time and ``timeout`` the owner's own, both in seconds. A missing file is
     a dead session. Silence counts only while it is observed, so that processes that were all
-    stopped together do not find each other dead.
+    stopped together do not find each other dead. ``process`` is a pidfd, readable once the owner's
+    process has ended; -1 if there is no such process here, as in a container of its own.
     """
 
     def __init__(self, path: Path, timeout: float, now: float) -> None:
@@ -57,9 +58,16 @@ class SeenFile:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self._fd = -1
+        self.process = self._process()
         self._beat = 0
         self._since = now
         self._looked = now
+
+    def _process(self) -> int:
+        try:
+            return os.pidfd_open(int(os.pread(self._fd, 20, 0)))
+        except (OSError, ValueError):
+            return -1
 
     def over(self, now: float) -> bool:
         """Return True if the owner is dead, or silent for longer than its timeout."""
@@ -97,6 +105,7 @@ class SeenFile:
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, self.process):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self.process = -1

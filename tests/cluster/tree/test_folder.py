@@ -329,14 +329,20 @@ async def test_who_can_give_no_sign_of_life_is_in_doubt_before_others_end_its_se
 # --- sessions ------------------------------------------------------------------------------------
 
 
-async def test_a_killed_process_is_noticed_within_a_moment(folder: Path) -> None:
+async def test_a_killed_process_is_noticed_at_once_by_who_seldom_looks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with (
         FolderCoordination(folder).session("one") as session,
         peer(where_of(folder), "hold", "/nodes/two", 60) as other,
     ):
         assert await other.line() == "holds"
+        await until(lambda: session._others)
+        monkeypatch.setattr("s4node.cluster.tree.folder._CALM_SECONDS", 0.0)
+        monkeypatch.setattr("s4node.cluster.tree.folder._CALM_LOOK_SECONDS", 60.0)
+        await trio.sleep(0.2)  # the next look is after a minute
         other.process.kill()
-        await gone(session, "/nodes/two")  # 0.05 s at rest
+        await gone(session, "/nodes/two")
 
 
 async def test_a_new_session_finds_no_entries_of_dead_ones(folder: Path) -> None:
