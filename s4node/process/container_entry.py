@@ -19,6 +19,7 @@ import trio
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.history import History
 from s4node.cluster.node.node_status import NodeStatus, StatusAnswers
 from s4node.cluster.node.restart_policy import Phase
 from s4node.cluster.node.running import Running, running_entry, settings_for_commands
@@ -97,5 +98,8 @@ def _status(container: Container) -> NodeStatus:
     )
     waits = container.replay.failing or container.replay.away
     counted = [container.statistics()] if ready or waits else []
+    history = History()
+    history.failed_once(one)
     own = finite(container.own_metrics())
-    return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted, own=own)
+    node = container.node, cluster, os.getpid(), one.address
+    return NodeStatus(*node, [one], counted, list(history.last), own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import json
 import os
 import signal
@@ -79,6 +81,55 @@ async def test_each_request_that_is_repeated_through_kills_and_a_repartition_cou
             await post(key)
         assert repeated
         counts = await counts_of(one)
+        assert counts.keys() == {f"{key}-{n}" for key in set(answered) for n in range(EACH)}
+        assert set(counts.values()) == {1}
+
+
+async def test_requests_count_once_if_the_node_that_serves_them_is_killed(tmp_path: Path) -> None:
+    async with monitored(tmp_path, "two") as two:
+        over, answered, repeated = False, list[int](), 0
+        nodes: list[Monitored] = [two, two]
+
+        async def post_on(first: int) -> None:
+            nonlocal repeated
+            for key in itertools.count(first, 4):
+                if over:
+                    return
+                events = [{"user": f"{key}-{number}"} for number in range(EACH)]
+                for tries in itertools.count(key):
+                    repeated += tries > key
+                    with trio.move_on_after(10):
+                        try:
+                            url = f"{nodes[tries % 2].url}/streams/clicks"
+                            answer = await told(url, events, Idempotency_Key=str(key))
+                        except (OSError, http.client.HTTPException):
+                            continue
+                        if answer.status == 200:
+                            answered.append(key)
+                            break
+                        assert answer.status in (404, 429, 503, 504), answer
+
+        status, errors = await two.deploy("--partitions", "3", *DURABLE, source=COUNTER)
+        assert status == 0, errors
+        async with trio.open_nursery() as nursery:
+            for life in range(max(2, KILLS // 4)):
+                async with monitored(tmp_path) as one:
+                    await one.ready()
+                    await until_told(lambda: one.owned_by("one"), bool)
+                    nodes[0] = one
+                    if not life:
+                        for first in range(4):
+                            nursery.start_soon(post_on, first)
+                    known = len(answered)
+                    await until_told(lambda: anew(answered), lambda now: len(now) > known + 9)  # noqa: B023
+                    one.process.signal(signal.SIGKILL)
+                    await one.process.wait()
+                known = len(answered)
+                await until_told(lambda: anew(answered), lambda now: len(now) > known + 4)  # noqa: B023
+            over = True
+        await two.ready()
+        assert repeated
+        counts = await counts_of(two)
         assert counts.keys() == {f"{key}-{n}" for key in set(answered) for n in range(EACH)}
         assert set(counts.values()) == {1}
 
