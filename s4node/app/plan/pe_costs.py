@@ -52,6 +52,7 @@ class PeCosts:
         self.errors: Counter[tuple[str, str]] = Counter()
         self._clock = clock
         self._keys: dict[str, Counter[Any]] = {}
+        self._counted: dict[str, float] = {}  # events, since the counts of keys were halved
         self._targets: dict[str, Mapping[str, Any]] = {}
 
     def sample(self, plan: Plan, events: int) -> Probe:
@@ -69,14 +70,19 @@ class PeCosts:
             self.calls[place] += round(cost[1] * weight)
             cost[:] = 0.0, 0
         if probe.keys:
-            known = self._keys.setdefault(stream, Counter())
-            self._targets[stream] = probe.costs
+            known = self._keys.get(stream)
+            if known is None:
+                known, self._counted[stream] = Counter(), 0
+                self._keys[stream], self._targets[stream] = known, probe.costs
+            find = known.get
             for key, count in probe.keys.items():
-                known[key] += round(count * weight)
+                known[key] = find(key, 0) + round(count * weight)
             probe.keys.clear()
+            self._counted[stream] += events * weight
             if len(known) > 2 * _KEYS:
                 self._keys[stream] = known = Counter(dict(known.most_common(_KEYS)))
-            if known.total() > _HALVED:
+            if self._counted[stream] > _HALVED:
+                self._counted[stream] /= 2
                 self._keys[stream] = Counter({key: n // 2 for key, n in known.items() if n > 1})
 
     def add(self, pe: str, handler: str, seconds: float, calls: int) -> None:

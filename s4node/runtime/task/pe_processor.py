@@ -179,9 +179,9 @@ class PeProcessor(Processor):
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         plan = self._plans[batch.stream]
-        run, waits = plan.run, plan.is_async
+        run, waits, count = plan.run, plan.is_async, len(events)
         plan.slices += 1
-        plan.unmeasured += len(events)
+        plan.unmeasured += count
         probe = None
         if self.times.timed:
             self.times.events_begin()
@@ -191,9 +191,9 @@ class PeProcessor(Processor):
         try:
             some = it = iter(events)
             if plan.slices >= plan.next_probe:
-                probe = self.costs.sample(plan, len(events))
+                probe = self.costs.sample(plan, count)
                 run, some = probe.run, islice(it, PROBED)
-            handled.set((self._name, batch, it, len(events)))
+            handled.set((self._name, batch, it, count))
             try:
                 while True:
                     try:
@@ -207,21 +207,21 @@ class PeProcessor(Processor):
                     except BaseException as error:
                         if is_signal(error):
                             raise
-                        self.failed(batch, error, batch.at + failed_at(it, len(events)))
+                        self.failed(batch, error, batch.at + failed_at(it, count))
             finally:
                 handled.set(None)
             if self.times.timed:
-                last = batch.at + len(events) >= len(batch.events)
+                last = batch.at + count >= len(batch.events)
                 self.times.events_done(batch, events, last=last)
             if waits:
                 await self.tidy()
             elif self._trimmed:
                 self._trim(self._trimmed)
             if probe is not None:
-                self.costs.measured(batch.stream, plan, probe, min(len(events), PROBED))
+                self.costs.measured(batch.stream, plan, probe, min(count, PROBED))
         finally:
             end_put(token)
-        return len(events)
+        return count
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
         """Refuse the event if its key was not found, or raise the error that stops the app."""
