@@ -225,11 +225,14 @@ def _serve(asked: socket.socket) -> Request | None:
                 if not said:
                     return None
                 request = Request(*pickle.loads(said))
+                # it would be lost if it came during Python's own hooks, whose errors are ignored
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 pid = os.fork()
                 if not pid:
                     asked.detach()  # or its end closes whatever has this number by then
                     _begin(request, given[:STREAMS])
                     return request
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 for each in given[:STREAMS]:
                     os.close(each)
                 place = os.pidfd_open(pid)
@@ -252,6 +255,7 @@ def _begin(request: Request, streams: list[int]) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 if __name__ == "__main__":
