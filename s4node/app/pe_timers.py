@@ -164,8 +164,9 @@ class PeTimers:
         return self._heaps[False]
 
     @property
-    def is_due(self) -> bool:
-        return self.next_at(by_wall=False) <= self.watermark
+    def next_end(self) -> float:
+        """The watermark at which a timer is due."""
+        return self.next_at(by_wall=False)
 
     def keep(self, key: Any, timer: Timer) -> None:
         """Keep a timer that was taken until the next start, unless it is set again."""

@@ -28,8 +28,10 @@ Rules
 - A source is at the latest time of its events, or at the time that it has reported. Its watermark
   is that less the lateness of the stream.
 - A source is ACTIVE, IDLE or FINISHED. The watermark of the stream is the lowest of the active
-  sources, derived anew at each change. Idle and finished ones are left out. They do not count as
-  infinity: a stream without an active source would end all windows that will ever be.
+  sources. Idle and finished ones are left out. They do not count as infinity: a stream without an
+  active source would end all windows that will ever be.
+- It is derived when the lowest source has moved, or who is active has changed; no other news can
+  change it. So it costs nothing that the other sources move, as they do with each event.
 - The watermark never decreases, because windows that have ended stay so. A source that joins or
   returns begins at the current watermark; what it sends from before that is late.
 - A source becomes idle after ``idle`` seconds without news in which it could have sent. Time in
@@ -66,16 +68,21 @@ class Watermarks:
 
     There are at least ``expected`` sources. ``newest`` is the latest time of any source so far. By
     ``beyond`` the watermark is later than that when no source is active; ``wall`` gives Unix time.
+    It joins ``marked`` when the value may rise, or the stream become silent or be so no longer.
     """
 
     __slots__ = (
+        "_active",
         "_alone",
+        "_changed",
+        "_expected",
+        "_first",
         "_sources",
         "_wall",
         "beyond",
-        "expected",
         "idle",
         "lateness",
+        "marked",
         "newest",
         "value",
     )
@@ -91,12 +98,16 @@ class Watermarks:
     ) -> None:
         self.lateness = lateness
         self.idle = idle
-        self.expected = expected
+        self.marked: set[Watermarks] = set()
         self.beyond = -lateness if beyond is None else beyond
         self.value = self.newest = NEVER
         self._wall = wall
         self._sources: dict[str, _Source] = {}
+        self._active = 0  # the number of active sources
+        self._first: float | None = None  # the lowest time of these; None if that is not known
+        self._changed = True  # so the value may be another one
         self._alone = 0.0  # seconds without any source
+        self.expect(expected)
 
     def __contains__(self, source: str) -> bool:
         return source in self._sources
@@ -104,6 +115,11 @@ class Watermarks:
     @property
     def sources(self) -> Collection[str]:
         return self._sources.keys()
+
+    def expect(self, sources: int) -> None:
+        """Have no watermark while there are fewer sources."""
+        self._expected = sources
+        self._mark()
 
     def is_idle(self, source: str) -> bool:
         return source in self._sources and self._sources[source].idle
@@ -116,26 +132,23 @@ class Watermarks:
     @property
     def is_silent(self) -> bool:
         """True if nothing of the stream is waited for."""
-        if self._sources:
-            return all(each.idle for each in self._sources.values())
-        return self._alone >= self.idle
+        return not self._active if self._sources else self._alone >= self.idle
 
     @property
     def waits(self) -> bool:
         """True if the stream may become silent, or a source idle."""
         if self.idle == math.inf:
             return False
-        if self.is_silent:  # and the clock has yet to pass the latest time
-            return len(self._sources) >= self.expected and self.value < self.newest + self.beyond
-        if self._sources:
-            return any(not each.idle for each in self._sources.values())
-        return self._alone < self.idle
+        if not self.is_silent:
+            return True
+        # the clock has yet to pass the latest time
+        return len(self._sources) >= self._expected and self.value < self.newest + self.beyond
 
     @property
     def holding(self) -> str:
         """The active source with the earliest time, which holds the watermark back; or empty."""
-        if 0 < len(self._sources) < self.expected:
-            return f"{self.expected - len(self._sources)} sources that are not known yet"
+        if 0 < len(self._sources) < self._expected:
+            return f"{self._expected - len(self._sources)} sources that are not known yet"
         active = {name: each.time for name, each in self._sources.items() if not each.idle}
         return min(active, key=active.__getitem__, default="")
 
@@ -166,26 +179,41 @@ class Watermarks:
         """Add a source, if it is new, at the current watermark."""
         if source not in self._sources:
             self._sources[source] = _Source(self.value + self.lateness)
+            self._active += 1
+            self._mark()
 
     def reach(self, source: str, time: float) -> None:
         """Note that a source is at ``time``: none of its events from now on is much older."""
-        self.join(source)
-        known = self._sources[source]
-        known.idle, known.waited, known.news = False, 0.0, True
-        known.time = max(known.time, time)
-        self.newest = max(self.newest, time)
+        known = self._sources.get(source)
+        if known is None:
+            self.join(source)
+            known = self._sources[source]
+        known.waited, known.news = 0.0, True
+        if known.idle:
+            known.idle = False
+            self._active += 1
+            self._mark()
+        if time > known.time:
+            if known.time == self._first:
+                self._mark()
+            known.time = time
+        if time > self.newest:
+            self.newest = time
 
     def rest(self, source: str) -> None:
         """Wait for a source no longer, until there is news of it."""
         if source in self._sources and not self._sources[source].idle:
             self.advance()
             self._sources[source].idle = True
+            self._active -= 1
+            self._mark()
 
     def leave(self, source: str) -> None:
         """Leave a source out, as nothing more comes from it."""
         if source in self._sources:
             self.advance()
-            del self._sources[source]
+            self._active -= not self._sources.pop(source).idle
+            self._mark()
 
     def quiet(self, seconds: float) -> list[str]:
         """The active sources that have had no news for longer than these seconds.
@@ -204,27 +232,48 @@ class Watermarks:
         Sources without any news become idle first, so that the watermark moves to the times of the
         others before these become idle.
         """
-        self._alone = 0.0 if self._sources else self._alone + seconds
+        if not self._sources:
+            self._alone += seconds
+            self._mark()
+            self.advance()
+            return
+        self._alone = 0.0
         for news in (False, True):
             self.advance()
             for name, source in self._sources.items():
                 if source.news is news and not source.idle and name not in blocked:
                     source.waited += seconds
-                    source.idle = source.waited >= self.idle
+                    if source.waited >= self.idle:
+                        source.idle = True
+                        self._active -= 1
+                        self._mark()
 
     @property
     def lowest(self) -> float:
         """The watermark that the active sources allow; NEVER if there is none."""
-        if len(self._sources) < self.expected:
+        if len(self._sources) < self._expected or not self._active:
             return NEVER
-        active = [each.time for each in self._sources.values() if not each.idle]
-        return min(active) - self.lateness if active else NEVER
+        if self._first is None:
+            self._first = min(each.time for each in self._sources.values() if not each.idle)
+        return self._first - self.lateness
+
+    def _mark(self) -> None:
+        """Note that the value, or whether the stream is silent, may be another."""
+        self._first, self._changed = None, True
+        self.marked.add(self)
 
     def advance(self) -> bool:
-        """Derive the watermark; return True if it has risen."""
-        lowest = self.lowest
-        if lowest == NEVER and self.is_silent and len(self._sources) >= self.expected:
+        """Derive the watermark, if it may have changed; return True if it has risen.
+
+        That of a silent stream may change again by the clock, until it is at the latest time.
+        """
+        if not self._changed:
+            return False
+        lowest, self._changed = self.lowest, False
+        if lowest == NEVER and self.is_silent and len(self._sources) >= self._expected:
             lowest = min(self.newest, self._wall()) + self.beyond
+            if lowest < self.newest + self.beyond:
+                self._mark()
         if lowest <= self.value:
             return False
         self.value = lowest
@@ -238,6 +287,7 @@ class Watermarks:
     def restore(self, value: float, times: Mapping[str, float | None]) -> None:
         """Resume where an earlier run has stopped; None is the time of a source without news."""
         self.value = value
+        self._mark()
         for name, time in times.items():
             self.join(name)
             if time is not None:

@@ -200,3 +200,64 @@ def test_it_never_goes_back_and_never_passes_an_active_source(steps: list[Any]) 
         marks.advance()
         assert before <= marks.value <= latest
         before = marks.value
+
+
+class Plain:
+    """The rules without what is kept between two derivations: all of it anew from the sources."""
+
+    def __init__(self, marks: Watermarks, now: list[float]) -> None:
+        self.marks, self.now, self.value = marks, now, NEVER
+
+    @property
+    def lowest(self) -> float:
+        sources: Any = self.marks._sources
+        active = [each.time for each in sources.values() if not each.idle]
+        known = len(sources) >= self.marks._expected
+        return min(active) - self.marks.lateness if active and known else NEVER
+
+    @property
+    def is_silent(self) -> bool:
+        sources: Any = self.marks._sources
+        alone = self.marks._alone >= self.marks.idle
+        return all(each.idle for each in sources.values()) if sources else alone
+
+    def advance(self) -> None:
+        lowest = self.lowest
+        if lowest == NEVER and self.is_silent and len(self.marks._sources) >= self.marks._expected:
+            lowest = min(self.marks.newest, self.now[0]) + self.marks.beyond
+        self.value = max(self.value, lowest)
+
+
+OPS = st.one_of(
+    st.tuples(st.just("reach"), st.sampled_from("abc"), st.integers(0, 30)),
+    st.tuples(st.sampled_from(["join", "rest", "leave"]), st.sampled_from("abc"), st.none()),
+    st.tuples(st.just("wait"), st.sets(st.sampled_from("abc")), st.integers(1, 7)),
+    st.tuples(st.sampled_from(["advance", "expect", "clock"]), st.none(), st.integers(0, 3)),
+)
+
+
+@given(st.lists(OPS, max_size=40), st.integers(0, 3), st.booleans())
+def test_a_watermark_derived_by_change_is_that_derived_anew(
+    steps: list[tuple[str, Any, Any]], expected: int, bounded: bool
+) -> None:
+    now = [5.0 if bounded else math.inf]
+    marks = Watermarks(1, 6, expected, wall=lambda: now[0])
+    plain = Plain(marks, now)
+    for what, source, value in steps:
+        if what == "reach":
+            marks.reach(source, value)
+        elif what == "wait":
+            marks.wait(value, source)
+        elif what == "expect":
+            marks.expect(value)
+        elif what == "clock":
+            now[0] += value
+        elif what == "advance":
+            marks.advance()
+            plain.value = max(plain.value, marks.value)  # what it has seen in between stays
+            plain.advance()
+            assert marks.value == plain.value
+        else:
+            getattr(marks, what)(source)
+        assert (marks.lowest, marks.is_silent) == (plain.lowest, plain.is_silent)
+        assert marks in marks.marked or marks.value >= plain.lowest

@@ -27,7 +27,8 @@ class PutTimes:
 
     ``idle`` are the streams on which it is idle. ``feeders`` are the streams from which each one is
     put, ``watermarks`` those of streams with time. The owner sets ``on_passed_on``, which is called
-    with inputs that are at a later time for other tasks.
+    with inputs that are at a later time for other tasks, and notes the streams that are ``behind``:
+    one from which they are put has changed.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class PutTimes:
         self.times = dict.fromkeys([*feeders, *untimed], NEVER)
         self.idle: set[str] = set()
         self.on_passed_on: Callable[[Collection[str]], None] = lambda _: None
-        self._feeders = feeders
+        self.feeders = feeders
+        self.behind = set(feeders)
+        self._silent: set[str] = set()  # the streams whose feeders all are
         self._watermarks = watermarks
         self._read: dict[str, bool] = {}  # inputs, and whether their events are known to be ours
         self._passed_on: set[str] = set()
@@ -73,13 +76,17 @@ class PutTimes:
         ``waits`` says of an input if events of it wait, and ``reports`` which of its sources are
         other tasks.
         """
+        if not (self.behind or self.untimed or self._read or self._passed_on):
+            return []
         put, passed = list[str](), list[str]()
-        self.idle.clear()
-        for name, feeders in self._feeders.items():
-            if all(self._watermarks[each].is_silent for each in feeders):
-                self.idle.add(name)
-            if self._rises(name, lowest(self._watermarks, feeders)):
+        for name in self.behind:
+            self._silent.discard(name)
+            if all(self._watermarks[each].is_silent for each in self.feeders[name]):
+                self._silent.add(name)
+            if self._rises(name, lowest(self._watermarks, self.feeders[name])):
                 put.append(name)
+        self.behind.clear()
+        self.idle = {*self._silent}
         for name in self.untimed:
             self._rises(name, self._watermarks[name].times([OWN]).get(OWN, NEVER))
         for name in self._read.keys() - self._passed_on:
@@ -114,10 +121,10 @@ class PutTimes:
 
     def restore(self, saved: Mapping[str, float]) -> list[str]:
         """Resume where the last commit was; return the streams of ``save`` that are put."""
-        for name in saved.keys() & self._watermarks.keys() - self._feeders.keys():
+        for name in saved.keys() & self._watermarks.keys() - self.feeders.keys():
             self.passes(name)
         self.times |= {name: time for name, time in saved.items() if name in self.times}
-        return [name for name in saved if name in self._feeders]
+        return [name for name in saved if name in self.feeders]
 
 
 def feeders_in(

@@ -33,6 +33,11 @@ class SourceState(NamedTuple):
 class Sources(Protocol):
     """The sources of one stream in one partition."""
 
+    @property
+    def has_changes(self) -> bool:
+        """True if there is something in :meth:`take_changes`."""
+        ...
+
     def take_changes(self) -> Collection[str]:
         """Take the names of those that have come or gone since the last call; at first, of all."""
         ...

@@ -11,8 +11,10 @@ Rules
 - A task that reads an input and sends on the events of other tasks is a source for them. All
   readers of an input are waited for until each has said whether it has such events.
 - What a stream with ``order="time"`` hands on comes from this task alone.
-- The watermarks are derived anew in a step: at once if a window or timer may be due by it, and soon
-  if it may not. Before events are processed they are right in any case.
+- The watermarks that have changed are derived in a step, and what depends on them; see
+  ``derived_times``. That is at once if a window or timer may be due by it, and soon if it may not.
+  Before events are processed they are right in any case.
+- Time changes them at deadlines only: every half second it is counted for sources without news.
 - An input that runs ahead of others waits for them, and is not idle meanwhile; see ``alignment``.
 - The watermarks are part of each commit. After a restart they are not lower.
 - At the end of the inputs all windows end, hop by hop: those of results after these have arrived.
@@ -21,7 +23,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -37,6 +39,7 @@ from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
+from s4node.runtime.event_time.derived_times import DerivedTimes
 from s4node.runtime.event_time.held_streams import HeldStream, HeldStreams
 from s4node.runtime.event_time.put_times import OWN, PutTimes, feeders_in, lowest
 from s4node.runtime.event_time.saved_times import EVENT_TIME
@@ -81,6 +84,8 @@ class TaskTimes:
         self._app = app
         self._streams: dict[str, TimedStream] = {}
         self.queues: Mapping[Any, Gauge] = {}
+        self._queues_known = 0  # so many queues are sorted into _read
+        self._read: dict[str, list[Any]] = {}
         self.has_unread: Callable[[Any], bool] = lambda _: False
         for stream in app.streams.values() if streams is None else streams:
             rule = time_rule(stream)
@@ -106,12 +111,6 @@ class TaskTimes:
         }
         self.puts = PutTimes(feeders, self._watermarks, untimed)
         hops = dataflow.hops(edges)
-        self._fed = [
-            (self._streams[feeder], self._streams[name])
-            for name in sorted(feeders, key=lambda name: hops[name], reverse=True)
-            for feeder in feeders[name]
-            if name in self._streams
-        ]
         for name, timed in self._streams.items():
             timed.feeders = [self._watermarks[each] for each in feeders.get(name, ())]
             timed.untimed = name in untimed
@@ -119,7 +118,7 @@ class TaskTimes:
             inner = inner or timed.untimed
             if inner and name not in self._in_order:
                 # its own, and a lane of each, also of this one
-                timed.watermarks.expected = 1 if app.partitions == 1 else app.partitions + 1
+                timed.watermarks.expect(1 if app.partitions == 1 else app.partitions + 1)
         self._windows = [
             (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
             for each in instances.values()
@@ -133,6 +132,9 @@ class TaskTimes:
             for each in instances.values()
             if each.timers is not None
         ]
+        self._by_wall = [each for each, _ in self._windows if _on_wall(each)]
+        by_event = [(each, names) for each, names in self._windows if not _on_wall(each)]
+        self._derived = DerivedTimes(self._streams, [*by_event, *self._timers], self.puts, hops)
         self._alignment = Alignment(
             app,
             edges,
@@ -141,8 +143,6 @@ class TaskTimes:
         )
         self.timed = bool(self._streams or self._windows or self._timers)
         """True if any stream has time, or any window."""
-        self._by_wall = [each for each, _ in self._windows if _on_wall(each)]
-        self._by_event = [(each, names) for each, names in self._windows if not _on_wall(each)]
         self._news = bool(self._streams)
         self._step_at = math.inf  # a step for news that can wait
         self._next: float | None = None  # when something is due, if that is known
@@ -170,7 +170,7 @@ class TaskTimes:
         ``reads``: this task is one of them.
         """
         if stream in self._streams:
-            self._streams[stream].watermarks.expected = readers + reads  # with the task's own lane
+            self._streams[stream].watermarks.expect(readers + reads)  # with the task's own lane
             if reads:
                 self.puts.read(stream)
 
@@ -183,7 +183,8 @@ class TaskTimes:
 
     def events_done(self, batch: EventBatch, events: list[Any], *, last: bool) -> None:
         """Note that events of a stream were processed, with the ``last`` ones its strays."""
-        self.look_again()
+        self._next = None
+        self._derived.processed(batch.stream)
         timed = self._streams.get(batch.stream)
         if timed is None:
             return
@@ -222,6 +223,7 @@ class TaskTimes:
             self._reach(timed, source, time)
             if idle:
                 timed.watermarks.rest(source)
+                timed.note_silence()
                 self._news = True
 
     def _reach(self, timed: TimedStream, source: str, time: float) -> None:
@@ -265,6 +267,7 @@ class TaskTimes:
         for each, watermark in self._ending.values():
             each.watermark = watermark
         self._ending = {}
+        self._derived.derive_all()
         self.look_again()
         return finished
 
@@ -278,7 +281,7 @@ class TaskTimes:
         hops = dataflow.hops(dataflow.edges(self._app))
         found = [
             (max((hops[name] for name in names), default=0), each)
-            for each, names in (*self._by_event, *self._timers)
+            for each, names in self._derived.waiting
         ]
         return sorted(found, key=itemgetter(0))
 
@@ -287,6 +290,7 @@ class TaskTimes:
     def look_again(self) -> None:
         """Note that windows or timers may be due at other times than before."""
         self._next = None
+        self._derived.called()
 
     @property
     def next_due(self) -> float | None:
@@ -301,20 +305,8 @@ class TaskTimes:
 
     def _look_ahead(self) -> None:
         """Find out when something is due, by the clock and by the watermark of each stream."""
-        for timed in self._streams.values():
-            timed.due = math.inf
-        ends = [(each.next_end, names) for each, names in self._by_event]
-        for at, names in (*ends, *((each.next_at(by_wall=False), n) for each, n in self._timers)):
-            for name in names:
-                if name in self._streams:
-                    self._streams[name].due = min(self._streams[name].due, at)
-        for feeder, fed in self._fed:
-            feeder.due = min(feeder.due, fed.due + fed.watermarks.lateness)
         self._follow_clock()
-        by_wall = [each.next_end for each in self._by_wall]
-        by_wall += [each.early_at for each, _ in self._windows]
-        by_wall += [timers.next_at(by_wall=True) for timers, _ in self._timers]
-        first = min(by_wall, default=math.inf)
+        first = self._first_by_clock
         self._by_clock = first < math.inf
         found = math.inf
         if self._by_clock:
@@ -323,6 +315,14 @@ class TaskTimes:
         if held or any(each.watermarks.waits or each.has_marks for each in self._streams.values()):
             found = min(found, self._ticked_at + _TICK)
         self._next = -math.inf if self._windows_due else found
+
+    @property
+    def _first_by_clock(self) -> float:
+        """When something is due by the clock; infinity if nothing is."""
+        found = [each.next_end for each in self._by_wall]
+        found += [each.early_at for each, _ in self._windows]
+        found += [timers.next_at(by_wall=True) for timers, _ in self._timers]
+        return min(found, default=math.inf)
 
     def _follow_clock(self) -> None:
         """Leave what is due in so many seconds where it is, if the clock was set."""
@@ -337,39 +337,39 @@ class TaskTimes:
 
     @property
     def _windows_due(self) -> bool:
-        if any(each.failed.is_due for each, _ in self._windows):
-            return True
-        return any(each.next_end <= each.watermark for each, _ in self._by_event) or any(
-            timers.is_due for timers, _ in self._timers
-        )
+        self._derived.look_ahead()
+        return self._derived.is_due or any(each.failed.is_due for each, _ in self._windows)
 
-    def step(self) -> None:
-        """Look at the sources, and derive the watermarks."""
+    def step(self) -> bool:
+        """Look at the sources, and derive the watermarks; return True if calls are due by them.
+
+        ``windows_ended`` follows these.
+        """
         self._before_news()
         self._follow_clock()
         self._news, self._step_at = False, math.inf
-        for timed in self._streams.values():
-            self._look(timed)
-            timed.pass_marks(self.queues.get(timed.name))
-            timed.rest()
+        if len(self.queues) != self._queues_known:
+            self._find_inputs()
+        for name, timed in self._streams.items():
+            if timed.may_settle:
+                timed.settle(map(str, self._inputs(timed)), self.queues.get(name))
         self._advance()
         wall = self._wall()
         for windows in self._by_wall:
             windows.watermark = max(windows.watermark, wall)
-        if not self._windows_due:
+        due = self._windows_due
+        if not due:
             self._news = self._put_on()
+        return due or self._first_by_clock <= max(
+            (each.watermark for each in self._by_wall), default=wall
+        )
 
     def _advance(self) -> None:
         """Derive the watermarks of streams, windows and timers."""
-        self.look_again()
+        self._next = None
         for name in self.puts.untimed:
             self._streams[name].hold_own(self.queues.get(name))
-        for each in self._watermarks.values():
-            each.advance()
-        for windows, names in self._by_event:
-            windows.watermark = max(windows.watermark, lowest(self._watermarks, names))
-        for timers, names in self._timers:
-            timers.watermark = max(timers.watermark, lowest(self._watermarks, names))
+        self._derived.derive()
 
     def windows_ended(self) -> None:
         """All windows that were due have had their turn; sources may have become idle meanwhile."""
@@ -399,9 +399,8 @@ class TaskTimes:
     @property
     def _awaited(self) -> set[str]:
         """The streams for which windows or timers wait."""
-        waits = [(each.next_end, names) for each, names in self._by_event]
-        waits += [(each.next_at(by_wall=False), names) for each, names in self._timers]
-        return {n for at, names in waits if at < math.inf for n in names if n in self._streams}
+        waits = (names for each, names in self._derived.waiting if each.next_end < math.inf)
+        return {name for names in waits for name in names if name in self._streams}
 
     def held_streams(self) -> list[HeldStream]:
         """Take the streams to be logged, because their watermark does not rise."""
@@ -415,17 +414,28 @@ class TaskTimes:
         )
         inner = [name for name in risen if name in self._streams]
         for name in inner:
-            self._streams[name].put_at = self.puts.times[name]
+            timed = self._streams[name]
+            timed.put_at, timed.unsettled = self.puts.times[name], True
         return bool(inner)
 
     def _waits(self, source: Any) -> bool:
         """Return True if events of an input that the task reads may wait."""
         return bool(self.queues[source].depth) or self.has_unread(source)
 
-    def _inputs(self, timed: TimedStream) -> list[Any]:
+    def _inputs(self, timed: TimedStream) -> Sequence[Any]:
         """The partitions of an input that the task reads for a stream."""
-        found = (each for each in self.queues if not isinstance(each, str))
-        return [each for each in found if each.stream == timed.name]
+        if len(self.queues) != self._queues_known:
+            self._find_inputs()
+        return self._read.get(timed.name, ())
+
+    def _find_inputs(self) -> None:
+        """Sort the queues of inputs by stream, as some were added."""
+        self._queues_known, self._read = len(self.queues), {}
+        for each in self.queues:
+            if not isinstance(each, str):
+                self._read.setdefault(each.stream, []).append(each)
+        for timed in self._streams.values():
+            timed.unsettled = True
 
     def _look(self, timed: TimedStream) -> None:
         """Take the sources of a stream as they are now."""

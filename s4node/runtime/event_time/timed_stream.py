@@ -50,9 +50,9 @@ class TimedStream:
     """The stream ``name``; its events have their time by ``rule``.
 
     ``feeders`` are the watermarks of the streams from which it is put; it is ``untimed`` if these
-    have no time, and other tasks put on it, too. ``reports`` are the sources
-    that report their time themselves. ``put_at`` is the time of what the task puts now. At
-    the watermark ``due`` something of the task is due.
+    have no time, and other tasks put on it, too. ``fed`` are the streams that are put from it.
+    ``reports`` are the sources that report their time themselves. ``put_at`` is the time of what
+    the task puts now. At the watermark ``due`` something of the task is due.
     """
 
     def __init__(self, name: str, rule: TimeRule, watermarks: Watermarks) -> None:
@@ -60,10 +60,12 @@ class TimedStream:
         self.rule = rule
         self.watermarks = watermarks
         self.feeders: Sequence[Watermarks] = ()
+        self.fed: list[TimedStream] = []
+        self.unsettled = True  # so ``settle`` may change who is waited for
         self.untimed = False
         self.reports: set[str] = set()
         self.put_at: float | None = None
-        self.due = NEVER
+        self.due = math.inf
         self.sources: Sources | None = None
         self._leaving: set[str] = set()  # these have left, and their events wait
         self._unlisted: set[str] = set()  # counted, although ``sources`` may not have them
@@ -88,6 +90,18 @@ class TimedStream:
         """True if events that are processed may change who is waited for."""
         return bool(self._leaving or self._marks) or self.put_at is not None
 
+    @property
+    def may_settle(self) -> bool:
+        """True if :meth:`settle` may change who is waited for."""
+        return self.unsettled or (self.sources is not None and self.sources.has_changes)
+
+    def settle(self, read: Iterable[str], queue: Gauge | None) -> None:
+        """Take the sources as they are now, and what the task puts itself."""
+        self.look(read)
+        self.pass_marks(queue)
+        self.rest()
+        self.unsettled = self.in_motion
+
     def reach(self, source: str, time: float) -> bool:
         """Note that a source is at ``time``; return True if that matters at once."""
         watermarks = self.watermarks
@@ -107,17 +121,12 @@ class TimedStream:
     def look(self, read: Iterable[str]) -> None:
         """Take the sources as they are now; ``read`` are the inputs that the task reads."""
         watermarks = self.watermarks
-        known = {*read}
-        if self.feeders or self.untimed:
-            known.add(OWN)
+        known = [*read, OWN] if self.feeders or self.untimed else [*read]
         for name in known:
             watermarks.join(name)
-        if self.sources is None:
+        if self.sources is None or not (self.sources.has_changes or self._leaving):
             return
         news = {*self.sources.take_changes(), *self._leaving}
-        if not news:
-            return
-        known.add(OWN)
         names = news | self._unlisted
         listed: set[str] = set()
         self._leaving = set()
@@ -140,7 +149,7 @@ class TimedStream:
                 else:
                     self.reports.discard(each.name)
         self._unlisted = set()
-        for name in names - listed - known:
+        for name in names - listed - {*known, OWN}:
             if name not in watermarks:
                 continue
             may_return = name in self._returning and not watermarks.is_idle(name)
@@ -149,6 +158,7 @@ class TimedStream:
             else:
                 watermarks.leave(name)
                 self._returning.discard(name)
+        self.note_silence()
 
     def pass_time(self, seconds: float, blocked: set[str]) -> None:
         """Count seconds that have passed for the sources that had no news in them.
@@ -165,6 +175,7 @@ class TimedStream:
             self._away = {name: self._away.get(name, 0.0) + seconds for name in away}
             blocked |= {name for name, so_far in self._away.items() if so_far < _LONGEST_BREAK}
         self.watermarks.wait(seconds, blocked)
+        self.note_silence()
         if self._expected:
             self._awaited += seconds
             if self._awaited >= self.watermarks.idle:
@@ -189,7 +200,14 @@ class TimedStream:
         waits = self.put_at is not None or self._marks or any(not f.is_silent for f in self.feeders)
         if self.feeders and not waits:
             self.watermarks.rest(OWN)
+        self.note_silence()
         return not waits
+
+    def note_silence(self) -> None:
+        """Have the streams that are put from this one look whether they are still waited for."""
+        if self.watermarks.is_silent:
+            for each in self.fed:
+                each.unsettled = True
 
     def hold_own(self, queue: Gauge | None) -> None:
         """Wait for own events of an untimed stream while they wait in the queue, and only then.
@@ -200,6 +218,7 @@ class TimedStream:
             self.watermarks.reach(OWN, NEVER)
         else:
             self.watermarks.rest(OWN)
+            self.note_silence()
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -229,6 +248,7 @@ class TimedStream:
                 f"the times of stream {self.name!r} were saved by an earlier version of s4node; go "
                 f"on with that version, or start with other state (s4.state.folder)"
             )
+        self.unsettled = True
         value, times, idle, read, left = saved
         read = {**read}
         self.watermarks.newest = read.pop(LEFT, NEVER)

@@ -41,6 +41,11 @@ class LaneSources:
         self._ended: dict[str, ProducerLane] = {}  # that have ended, and were not asked for since
         self._moved: set[str] | None = None  # none are noted before someone asks
 
+    @property
+    def has_changes(self) -> bool:
+        """True if producers have come or gone since the last call of ``take_changes``."""
+        return self._moved is None or bool(self._moved)
+
     def take_changes(self) -> Collection[str]:
         """Take the names of the producers that have come or gone; at first, of all."""
         if self._moved is None or len(self._moved) >= MAX_WATCHED:  # not all were noted

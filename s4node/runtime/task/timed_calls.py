@@ -163,14 +163,14 @@ class TimedCalls:
         now = self._clock()
         if self._times.timed:
             self._ending_since = now
-            self._times.step()
-            for windows in self._times.windows():
-                yield from self._failed_before(windows)
-                yield from self._ended(windows, chain(windows.early_calls(), windows.calls()))
-            for name, instances in self._instances.items():
-                if instances.timers is not None:
-                    yield from self._fired(name, instances.timers.take_due())
-            self._times.windows_ended()
+            if self._times.step():
+                for windows in self._times.windows():
+                    yield from self._failed_before(windows)
+                    yield from self._ended(windows, chain(windows.early_calls(), windows.calls()))
+                for name, instances in self._instances.items():
+                    if instances.timers is not None:
+                        yield from self._fired(name, instances.timers.take_due())
+                self._times.windows_ended()
             self._ending_since = math.inf
         for each in self.intervals:
             if each.due <= now:

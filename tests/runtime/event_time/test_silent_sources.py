@@ -187,6 +187,10 @@ class Sources:
         self.asked: list[Collection[str] | None] = []
         self._new = {each.name for each in states}
 
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._new)
+
     def take_changes(self) -> set[str]:
         new, self._new = self._new, set()
         return new
