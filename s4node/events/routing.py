@@ -14,7 +14,9 @@ from __future__ import annotations
 import keyword
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter, length_hint
+from types import CodeType
 from typing import Any
 
 from msgspec import inspect
@@ -139,12 +141,22 @@ def may_be_key(cls: type, attribute: str) -> bool:
     return not all(isinstance(each, _NEVER_KEYS) for each in kinds)
 
 
-def compiled(name: str, lines: Sequence[str], bindings: dict[str, Any]) -> Any:
-    """The function ``name`` defined by the source ``lines`` over ``bindings``."""
-    source = "\n".join(lines)
-    scope = dict(bindings)
-    exec(compile(source, f"<s4node {name}>", "exec"), scope)  # noqa: S102 - our own source
+def compiled(
+    name: str, lines: Sequence[str], bindings: dict[str, Any], *, seldom: bool = False
+) -> Any:
+    """The function ``name`` defined by the source ``lines`` over ``bindings``.
+
+    One that runs ``seldom`` shares its code with others of the same source: to compile it takes
+    long, and Python makes code fast for one user.
+    """
+    scope, source = dict(bindings), "\n".join(lines)
+    exec(_code_of(name, source) if seldom else _code_of.__wrapped__(name, source), scope)  # noqa: S102 - our own source
     return scope[name]
+
+
+@lru_cache(256)
+def _code_of(name: str, source: str) -> CodeType:
+    return compile(source, f"<s4node {name}>", "exec")
 
 
 def producer_rule(

@@ -222,7 +222,8 @@ def compile_plan(
             f"_cost{number}": costs[each.name] for number, each in enumerate(stream.targets)
         }
         own |= {"_clock": clock, "_keys": keys}
-        run = compiled("run", head + [f"        {line}" for line in measured], bindings | own)
+        lines = head + [f"        {line}" for line in measured]
+        run = compiled("run", lines, bindings | own, seldom=True)
         return Probe(run, costs, keys)
 
     return Plan(compiled("run", lines, bindings), is_async, "\n".join(lines), probe)
