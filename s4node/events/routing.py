@@ -142,21 +142,23 @@ def may_be_key(cls: type, attribute: str) -> bool:
 
 
 def compiled(
-    name: str, lines: Sequence[str], bindings: dict[str, Any], *, seldom: bool = False
+    name: str, lines: Sequence[str], bindings: dict[str, Any], *, shared: bool = False
 ) -> Any:
     """The function ``name`` defined by the source ``lines`` over ``bindings``.
 
-    One that runs ``seldom`` shares its code with others of the same source: to compile it takes
-    long, and Python makes code fast for one user.
+    With ``shared`` it has the code of others with the same source, which saves to compile it.
+    Python makes code fast for one user, so that is for functions that are called now and then.
     """
     scope, source = dict(bindings), "\n".join(lines)
-    exec(_code_of(name, source) if seldom else _code_of.__wrapped__(name, source), scope)  # noqa: S102 - our own source
+    exec(_shared_code(name, source) if shared else _code(name, source), scope)  # noqa: S102 - our own source
     return scope[name]
 
 
-@lru_cache(256)
-def _code_of(name: str, source: str) -> CodeType:
+def _code(name: str, source: str) -> CodeType:
     return compile(source, f"<s4node {name}>", "exec")
+
+
+_shared_code = lru_cache(256)(_code)
 
 
 def producer_rule(

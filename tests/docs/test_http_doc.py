@@ -29,7 +29,7 @@ async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> 
         await until(lambda: process.url)
         shown = "\n".join(ready).replace("tcp://127.0.0.1:12000", process.address)
         told = [*shown.replace(URL, process.url).split("\n")[:2], "  send events:  s4 send ..."]
-        assert matches(told, process.stderr[-3:])
+        await until(lambda: matches(told, process.stderr[-3:]))  # these come line by line
         asked = 0
         for command, says in others:
             if "--no-buffer" in command:  # which does not end

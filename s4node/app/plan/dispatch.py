@@ -223,7 +223,7 @@ def compile_plan(
         }
         own |= {"_clock": clock, "_keys": keys}
         lines = head + [f"        {line}" for line in measured]
-        run = compiled("run", lines, bindings | own, seldom=True)
+        run = compiled("run", lines, bindings | own, shared=True)
         return Probe(run, costs, keys)
 
     return Plan(compiled("run", lines, bindings), is_async, "\n".join(lines), probe)

@@ -8,7 +8,7 @@ Rules
 - Calls that read or write run in a thread, as SQLite may wait for another process or the disk. The
   loop looks for changes every 50 ms, or 200 ms after some calm seconds: a few system calls that
   never wait, about 0.1 ms in all.
-- Every session watches all others. A process that dies loses its lock; the kernel tells the others
+- Every session watches all others. A process that dies loses its lock; the kernel wakes the others
   at once, and the first session that notices ends the dead one. A stopped process is ended when it
   has sent no heartbeat for its timeout.
 - A session is lost for good when it finds itself ended, or its folder deleted or damaged. Any other
