@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from input_systems import fresh
 from seeds_of_the_day import seeds_of_the_day
 from semantics import Outcomes, function_of, read, unproven
 
+from s4node.process.stopping import SWITCH_SECONDS
 from s4node.systems.memory import MemorySystem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the workers of a session report to it
         config.pluginmanager.register(Judge(config))
         config.pluginmanager.register(flaky.Tally())
+    sys.setswitchinterval(SWITCH_SECONDS)  # as in the processes of nodes: commits starve else
     config.pluginmanager.register(flaky.Flaky(flaky.read(flaky.LIST.read_text()), ROOT))
     # whoever runs this may ignore what tests send to processes, as nohup does, and they inherit it
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):

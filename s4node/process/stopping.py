@@ -23,7 +23,7 @@ from typing import Protocol
 import trio
 
 _AT_ONCE_SECONDS = 1.0
-_SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005
 """Seconds for which a thread that computes, such as one that writes a commit, keeps Python's lock
 while others wait. The loop waits that long after each call to the kernel; Python's own 5 ms, at
 several calls a turn, were 20 ms for an event."""
@@ -73,7 +73,7 @@ async def _announce(ready: trio.Event, on_ready: Callable[[], None]) -> None:
 
 def tune_python() -> None:
     """Make the garbage collector skip objects from before this call, and threads take turns."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 50, 20)

@@ -150,6 +150,11 @@ class FrameBatch(EventBatch):
     def is_loaded(self) -> bool:
         return self._apart is None and self._body is _NOTHING
 
+    @property
+    def goes_by_pieces(self) -> bool:
+        """True for the rest of a frame with many bad events."""
+        return self._apart is not None
+
     def goes_on(self, later: FrameBatch) -> bool:
         """Return True if ``later`` is the next frame of the producer, or the rest of this one."""
         return later.frame.progress is self.frame.progress and later.first == self.frame.end

@@ -205,6 +205,8 @@ class InputPort:
             self.gathers = True
             batch = self._next_unsorted()
             while self.unsorted and batch.size < MOST_SORTED and batch.goes_on(self.unsorted[0]):
+                if self.unsorted[0].goes_by_pieces:  # to gather them again costs their square
+                    break
                 later = self._next_unsorted()
                 if not batch.join(later):
                     self.unsorted.appendleft(later)
