@@ -39,7 +39,7 @@ async def test_a_frame_of_undecodable_events_takes_linear_time_and_holds_up_nobo
     ]
     assert (small.refused, large.refused) == (50_000 // part, 200_000 // part)
     assert large.cpu_seconds < 12 * small.cpu_seconds  # of four times the events; squared it is 16
-    assert large.slowest < large.seconds / 2
+    assert large.answered >= MANY
 
 
 @pytest.mark.long
@@ -62,13 +62,15 @@ async def test_a_frame_of_events_without_a_key_holds_up_nobody(
         key=NoAnn(),
     )
     assert course.refused == 200_000
-    assert course.slowest < course.seconds / 2
+    assert course.answered >= MANY
 
 
 # -- set-up ---------------------------------------------------------------------------------------
 
 
 KIND = EventType(Click)
+MANY = 10
+"""Verdicts that an honest producer gets while a frame is processed; one that is held up gets one."""
 
 
 @pytest.fixture(autouse=True)
@@ -114,13 +116,12 @@ class NoAnn:
 
 
 class Course:
-    """What became of a frame, and of an honest producer beside it."""
+    """What became of a frame, and of an honest producer beside it meanwhile."""
 
     def __init__(self) -> None:
         self.refused = 0
-        self.seconds = 0.0
         self.cpu_seconds = 0.0
-        self.slowest = 0.0  # verdict of the honest producer
+        self.answered = 0  # events of the honest producer
 
 
 async def course_of(
@@ -144,10 +145,9 @@ async def course_of(
             await client.flush()
             task_status.started()
             while not over:
-                began = time.perf_counter()
                 await stream.send(Click("bob"))
                 await client.flush()
-                course.slowest = max(course.slowest, time.perf_counter() - began)
+                course.answered += not over
 
     async with (
         running(noted, ROOM | (settings or {}), partitions=partitions) as node,
@@ -156,7 +156,7 @@ async def course_of(
     ):
         await nursery.start(honest, node.address)
         await peer.open("clicks", "bad", Click)
-        began, used, upto, next_number = time.perf_counter(), time.process_time(), 0, 0
+        course.answered, used, upto, next_number = 0, time.process_time(), 0, 0
         await peer.send_frames(frame)
         while upto < count:
             for header in await peer.receive():
@@ -169,7 +169,6 @@ async def course_of(
                         course.refused += told
                         next_number = number + told
                     upto = max(upto, ruling.upto)
-        course.seconds = time.perf_counter() - began
         course.cpu_seconds = time.process_time() - used
         over = True
     assert node.statistics().inputs["clicks"].refused == course.refused
