@@ -70,7 +70,7 @@ async def test_a_frame_of_events_without_a_key_holds_up_nobody(
 
 KIND = EventType(Click)
 MANY = 10
-"""Verdicts that an honest producer gets while a frame is processed; one that is held up gets one."""
+"""The verdicts that an honest producer gets at least while a frame is processed."""
 
 
 @pytest.fixture(autouse=True)
