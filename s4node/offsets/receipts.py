@@ -42,6 +42,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -245,14 +246,13 @@ class Onward(Protocol):
 @dataclass(eq=False, repr=False, slots=True)
 class Strays:
     """The events of other tasks among ``events`` of a batch of ``stream``; ``places`` are their
-    partitions, of so many ``partitions``, and -1 for an event that is left out. Those from number
+    partitions, and -1 for an event that is left out. Those from number
     ``at`` on are still to be put ``onward`` by the task of ``home``, for their ``sender``.
     """
 
     numbers: Sequence[int]
     places: Sequence[int]
     events: Sequence[Any]
-    partitions: int
     at: int
     onward: Onward
     home: int
@@ -264,14 +264,15 @@ class Strays:
         """Send the events below ``end``; returns the number below which they were sent before."""
         at, self.at = self.at, end
         first, self._next = self._next, bisect_left(self.numbers, end, self._next)
-        shares: list[list[Any]] = [[] for _ in range(self.partitions + 1)]  # the last is for -1
+        shares: defaultdict[int, list[Any]] = defaultdict(list)
         places = self.places[first : self._next]
         for place, event in zip(places, self.events[first : self._next], strict=True):
             shares[place].append(event)
-        shares[self.home].clear()
-        for partition, events in enumerate(shares[:-1]):
-            if events:
+        for partition, events in shares.items():
+            if partition not in (self.home, -1):
                 self.onward.put(self.home, self.stream, partition, events, self.sender)
+        if self._next == len(self.numbers):  # a receipt may live until the next commit
+            self.numbers, self.places, self.events, self._next = (), (), (), 0
         return at
 
 

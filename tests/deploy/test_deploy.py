@@ -477,7 +477,7 @@ async def test_a_node_s_name_is_one_word_that_can_be_printed(folder: Path, name:
     where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
     done = await run_s4("node", "shop", "--name", name, *where, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{name!r} is not a node name; use one printable word" in done.stderr
+    assert f"{name!r} is not a node name; use printable characters" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -56,8 +56,7 @@ def sorted_out(
         number, event = numbers[index], events[index]
         whole.refuse(number, f"{reason} (event {event!r})", event)
         whole.complete(number, number + 1)
-    strays = Strays(numbers, places, events, router.partitions, whole.first, onward, home,
-                    batch.stream, sender)  # fmt: skip
+    strays = Strays(numbers, places, events, whole.first, onward, home, batch.stream, sender)
     routed = [n for n, at in zip(numbers, places, strict=True) if at >= 0] if failures else numbers
     return SortedOut(
         [event for event, at in zip(events, places, strict=True) if at == home],

@@ -167,7 +167,7 @@ class FrameBatch(EventBatch):
         self.frame.end = later.frame.end
         self.size += later.size
         self.bytes += later.bytes
-        self.events = self.events + later.events
+        self.events += later.events
         return True
 
     def keep_from(self, count: int) -> FrameBatch:

@@ -199,22 +199,33 @@ class InputPort:
         return bool(self.unsorted) and self.sort_out(now)
 
     def sort_out(self, now: float) -> bool:
-        """Send unsorted frames of one producer, or a piece of one, to their partitions; return True
-        if more waits."""
-        if self.unsorted:
-            self.gathers = True
-            batch = self._next_unsorted()
-            while self.unsorted and batch.size < MOST_SORTED and batch.goes_on(self.unsorted[0]):
-                if self.unsorted[0].goes_by_pieces:  # to gather them again costs their square
-                    break
-                later = self._next_unsorted()
-                if not batch.join(later):
-                    self.unsorted.appendleft(later)
-                    break
-            rest = self._redispatch(batch, now)
-            if rest is not None:
-                put_back(self.unsorted, rest)
+        """Send unsorted frames to their partitions; return True if more wait.
+
+        Each run of frames of one producer is sorted together. A piece of a frame is sorted alone:
+        others get their turn between two pieces.
+        """
+        events = 0
+        while self.unsorted and events < MOST_SORTED:
+            if events and self.unsorted[0].goes_by_pieces:
+                break
+            events += self._sort_run(now)
         return bool(self.unsorted)
+
+    def _sort_run(self, now: float) -> int:
+        """Sort the next frames of one producer, or a piece of one; return their events."""
+        self.gathers = True
+        batch = self._next_unsorted()
+        while self.unsorted and batch.size < MOST_SORTED and batch.goes_on(self.unsorted[0]):
+            if self.unsorted[0].goes_by_pieces:
+                break
+            later = self._next_unsorted()
+            if not batch.join(later):
+                self.unsorted.appendleft(later)
+                break
+        rest = self._redispatch(batch, now)
+        if rest is not None:
+            put_back(self.unsorted, rest)
+        return batch.size
 
     def _next_unsorted(self) -> FrameBatch:
         """Take the next unsorted frame, or a piece of it, decoded."""

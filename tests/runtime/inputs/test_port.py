@@ -17,6 +17,7 @@ from s4node.events.schema import EventType, TypeDecl, fingerprint_of
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.frame_batches import PIECE
 from s4node.runtime.inputs.port import InputPort
 from s4node.stages.stage import Stage
 
@@ -378,6 +379,30 @@ def test_a_frame_that_is_to_be_sorted_waits_for_busy_tasks_but_not_for_long() ->
     assert len(node.batches) == 4
 
 
+def test_frames_of_several_producers_that_were_gathered_are_sorted_in_one_turn() -> None:
+    node = Node(partitions=2)
+    node.hello(CLICK.declaration)
+    node.hello(CLICK.declaration, producer="q")
+    for number in range(20):
+        for producer in ("p", "q"):
+            node.data(body_of(Click("a", number)), 1, first=number, producer=producer)
+    assert [batch.size for batch in node.batches] == [1]
+    assert not node.port.tick(0.006, busy=True)
+    assert [batch.size for batch in node.batches] == [1] * 40
+
+
+def test_a_frame_of_events_without_a_key_is_refused_a_piece_in_each_turn() -> None:
+    node = Node(2, "user", GenericEvent)
+    generic = EventType(GenericEvent)
+    node.hello(generic.declaration)
+    body = generic.encode([GenericEvent(name="ann")] * 1000)
+    assert not node.data(body, 1000, fingerprint=generic.fingerprint)
+    for turn in range(1000 // PIECE):
+        assert node.safe() == (turn + 1) * PIECE
+        assert node.port.tick(0.006, busy=True) == (turn < 6)
+    assert node.safe() == 1000
+
+
 def test_a_frame_without_remaining_events_is_done_at_once() -> None:
     node = Node(4)
     node.hello(CLICK.declaration)
@@ -437,10 +462,9 @@ class Node:
             {},
         )
 
-    def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:
-        return self.port.on_hello(
-            wire.Hello("p", "i1", "clicks", types, positions=positions), PEER, "node", "n1", 0.0
-        )
+    def hello(self, *types: TypeDecl, positions: Any = (), producer: str = "p") -> wire.Hello:
+        hello = wire.Hello(producer, "i1", "clicks", types, positions=positions)
+        return self.port.on_hello(hello, PEER, "node", "n1", 0.0)
 
     def data(
         self, body: bytes, count: int, *, first: int = 0, partition: int = 0, **more: Any
@@ -448,7 +472,8 @@ class Node:
         sections = more.pop("sections", None) or (
             wire.Section(more.pop("fingerprint", CLICK.fingerprint), count, len(body)),
         )
-        header = wire.Data("clicks", partition, "p", first, count, sections, **more)
+        producer = more.pop("producer", "p")
+        header = wire.Data("clicks", partition, producer, first, count, sections, **more)
         return self.port.on_data(header, memoryview(body), PEER, 0.0)
 
     def process(self) -> list[tuple[int, list[Any], list[int]]]:
