@@ -35,6 +35,7 @@ from s4node.net.wire.state_questions import (
 _SECONDS = 10.0
 _MOST_BYTES = 4 << 20
 _AWAY = "the owner does not answer"
+_NO_OWNER = "no node has its partition now"
 
 
 class States:
@@ -150,5 +151,6 @@ def _refusal(problem: str, where: str = "") -> Answer:
     if problem == NO_STATE:
         return Answer(409, f"the app saves no state{where}\n")
     if problem == NO_KEY or problem.startswith(NO_TABLE):
-        return Answer(404, f"{problem}{where}\n")
-    return try_again(503, f"{problem}{where}")
+        text = "nothing is saved of this key" if problem == NO_KEY else problem
+        return Answer(404, f"{text}{where}\n")
+    return try_again(503, f"{_NO_OWNER if problem == NOT_HERE else problem}{where}")

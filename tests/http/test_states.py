@@ -70,7 +70,7 @@ async def test_the_state_of_a_key_is_that_of_the_last_commit(tmp_path: Path) -> 
         partition = Partitioner(3).partition_of("nobody")
         owner = f"the key is of partition {partition}, which is on node {found['owner']['node']!r}"
         for path, problem in (
-            (f"{at}/nobody", f"no key; {owner}\n"),
+            (f"{at}/nobody", f"nothing is saved of this key; {owner}\n"),
             (
                 f"{process.url}/state/counter/Other/nobody",
                 f"no table 'Other': saved are Count; {owner}\n",

@@ -311,10 +311,7 @@ def test_the_page_goes_on_after_a_container_begins_anew_and_after_a_failover(
         nodes.kill("two")
         page.locator("#partitions .away", has_text="two").wait_for()
         page.locator("#history .failover").first.wait_for()
-        page.wait_for_function(
-            "[...document.querySelectorAll('#partitions .node')].some("
-            "each => each.querySelectorAll('li').length === 4)"
-        )
+        page.locator("#partitions .node:not(.away) li").nth(3).wait_for()
         nodes.send({"user": "after"})
         page.locator("#live.good").wait_for()
 

@@ -218,7 +218,7 @@ function drawWhy(here) {
 const HEIGHT = 66;
 const WIDE_PE = 204;
 const WIDE_STREAM = 164;
-const NARROW_BOX = 138;   // two of them fit on a telephone
+const NARROW_BOX = 138;   // two of them fit on a telephone, and five beside each other on most screens
 const GAP = 30;
 
 /** The nodes of the graph, which are PEs, streams and other apps, and its edges, which wait or not. */
@@ -289,7 +289,7 @@ function layered(nodes, edges) {
 }
 
 /** Give the nodes their places, in columns from left to right, or in rows if it is narrow. */
-function placed({ nodes, edges }, narrow) {
+function placed({ nodes, edges }, narrow, room) {
   const layers = [];
   for (const node of nodes) (layers[node.layer] ??= []).push(node);
   const byId = new Map(nodes.map((node) => [node.id, node]));
@@ -303,10 +303,13 @@ function placed({ nodes, edges }, narrow) {
     layer.forEach((node, index) => { node.order = index - (layer.length - 1) / 2; });
   }
   const most = Math.max(...filled.map((layer) => layer.length));
-  const widthOf = (node) => (narrow ? NARROW_BOX : node.kind === "stream" ? WIDE_STREAM : WIDE_PE);
+  const wide = (node) => (node.kind === "stream" ? WIDE_STREAM : WIDE_PE);
+  const widest = (layer) => Math.max(...layer.map(wide));
+  const fits = !narrow && filled.reduce((sum, layer) => sum + widest(layer) + GAP, 0) - GAP + 3 <= room;
+  const widthOf = (node) => (fits ? wide(node) : NARROW_BOX);
   let along = 1;
   for (const layer of filled) {
-    const width = Math.max(...layer.map(widthOf));
+    const width = fits ? widest(layer) : NARROW_BOX;
     layer.forEach((node, index) => {
       const across = index + (most - layer.length) / 2;
       node.width = widthOf(node);
@@ -366,8 +369,9 @@ function boxOf(node, cost) {
   const box = `box stream${node.waits ? " waits" : ""}`;
   return s("g", {}, title, s("rect", { class: box, x, y, width, height, rx: 16 }),
     node.full >= 0.01 ? s("rect", { class: node.waits ? "bar full" : "bar", x: x + 14, y: y + height - 6, width: (width - 28) * Math.min(1, node.full), height: 3, rx: 1.5 }) : null, head,
+    node.rate === undefined ? line(1, "soft", "output") : null,
     line(1, "", [rate(node.rate), node.lost ? s("tspan", { class: "bad" }, ` ${count(node.lost)} dropped`) : null]),
-    line(2, node.waits ? "bad" : "soft", state));
+    node.rate === undefined && !node.depth ? null : line(2, node.waits ? "bad" : "soft", state));
 }
 
 function drawGraph(here) {
@@ -376,8 +380,9 @@ function drawGraph(here) {
     show("graph", note("No container of this app has reported its graph yet."));
     return;
   }
-  const narrow = at("graph").clientWidth < NARROW;
-  const { width, height, byId } = placed(graph, narrow);
+  const room = at("graph").clientWidth;
+  const narrow = room < NARROW;
+  const { width, height, byId } = placed(graph, narrow, room);
   const back = graph.edges.some((edge) => edge.back) ? 40 : 0;
   const costs = costsOf(here);
   const text = graph.nodes.filter((node) => node.waits).map((node) => node.text);
@@ -463,8 +468,8 @@ function drawInputs({ app, snapshot }) {
     const queue = stages.find((row) => row.stage === "stream" && row.stream === stream);
     return { key: id, cells: [
       name(id), rate(queue?.rate), lag, late ? seconds(late) : "",
-      mark ? (mark.at ? h("span", {}, moment(mark.at * 1000), " ", h("span", { class: mark.behind >= 10 ? "warn" : "soft" }, `${seconds(mark.behind)} behind`)) : "none yet") : "",
-      mark?.holding ? name(mark.holding) : "",
+      mark ? (mark.at ? h("span", {}, moment(mark.at * 1000), mark.behind >= 1 ? h("span", { class: mark.behind >= 10 ? "warn" : "soft" }, ` ${seconds(mark.behind)} before the latest event`) : null) : "none yet") : "",
+      mark?.holding && (mark.behind >= 1 || !mark.at) ? name(mark.holding) : "",
       mark?.skewed ? h("span", { class: "warn" }, `the clock of ${mark.skewed} is ${seconds(mark.ahead)} ahead`) : "",
     ] };
   };
@@ -475,7 +480,7 @@ function drawInputs({ app, snapshot }) {
   ];
   const skewed = marks.some((mark) => mark.skewed);
   const timed = marks.length > 0;
-  const keep = [true, true, true, rows.some((row) => row.cells[3]), timed, timed, skewed];
+  const keep = [true, true, true, rows.some((row) => row.cells[3]), timed, rows.some((row) => row.cells[5]), skewed];
   const columns = [["input", ""], ["rate", "number"], ["not processed", "number"], ["oldest sent", "number"], ["watermark", "tight"], ["held back by", ""], ["clock", ""]];
   show("inputs", rows.length ? table(columns.filter((_, i) => keep[i]), rows.map(({ key, cells }) => ({ key, cells: cells.filter((_, i) => keep[i]) }))) : note("This app has no inputs."));
 }
@@ -513,7 +518,7 @@ function drawChart(rows) {
   const width = Math.max(200, host.parentElement.clientWidth - 32);
   if (chart && Math.abs(chart.width - width) < 2) {
     chart.setData(data);
-    if (!(chart.cursor.left >= 0)) chart.setLegend({ idx: latest });
+    showLatest(latest);
     return;
   }
   chart?.destroy();
@@ -532,7 +537,12 @@ function drawChart(rows) {
       { label: "mean", scale: "ms", stroke: color("--accent"), width: 2, points: point, value: (_, v) => (v === null ? "" : seconds(v / 1000)) },
       { label: "written", scale: "bytes", stroke: color("--good"), width: 1.5, dash: [4, 3], points: { show: false }, value: (_, v) => (v === null ? "" : `${bytes(v)}/s`) }],
   }, data, host);
-  chart.setLegend({ idx: latest });
+  showLatest(latest);
+}
+
+/** Have the legend show one time, unless the pointer is at another; uPlot empties it in a microtask. */
+function showLatest(idx) {
+  queueMicrotask(() => { if (!(chart.cursor.left >= 0)) chart.setLegend({ idx }); });
 }
 
 function drawPes(here) {
@@ -572,7 +582,7 @@ function drawDead({ app, snapshot }) {
   });
   const rest = rows.slice(FEW);
   show("dead",
-    skipped.length ? h("p", { class: "bad" }, skipped.map((row, index) => [index ? ", " : "", `${count(row.left_out)} of `, name(row.stream)])) : null,
+    skipped.length ? h("p", { class: "bad" }, skipped.map((row, index) => [index ? ", " : "", `${count(row.left_out)} events of `, name(row.stream)])) : null,
     rows.length ? table(columns, rows.slice(0, FEW).map(rowOf)) : note("None. Each event was processed, or its failure stops the app."),
     rest.length ? h("details", {}, h("summary", { class: "soft" }, `${rest.length} more`), table(columns, rest.map(rowOf))) : null);
 }
