@@ -26,6 +26,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from socket import gethostname
 from urllib.parse import urlsplit
 
@@ -115,6 +116,9 @@ class HttpServer:
         self._names = frozenset(each.lower() for each in names - {"", "0.0.0.0", "::"})  # noqa: S104
         self._listeners: Sequence[trio.SocketListener] = ()
         self._waiting: dict[trio.CancelScope, Conversation] = {}  # for their peers
+        self._making: set[trio.CancelScope] = set()  # of answers
+        self._ended = trio.Event()
+        self._reason = ""
         self._open = 0
 
     @property
@@ -146,11 +150,23 @@ class HttpServer:
         self.address = f"{self.address.rpartition(':')[0]}:{actual}"
 
     async def run(self) -> None:
-        """Answer until cancelled."""
-        async with trio.open_nursery() as nursery:
+        """Answer until cancelled, or until :meth:`end_with`."""
+        async with trio.open_nursery() as connections, trio.open_nursery() as nursery:
             for each in self._beside:
                 nursery.start_soon(each)
-            await trio.serve_listeners(self._take, list(self._listeners))
+            listeners = list(self._listeners)
+            serve = partial(trio.serve_listeners, handler_nursery=connections)
+            nursery.start_soon(serve, self._take, listeners)
+            await self._ended.wait()
+            for scope in (*self._waiting, *self._making):
+                scope.cancel()
+            connections.cancel_scope.deadline = trio.current_time() + _CLOSING_SECONDS
+            nursery.cancel_scope.cancel()
+
+    def end_with(self, reason: str) -> None:
+        """End soon: requests that have no answer yet get the reason."""
+        self._reason = reason
+        self._ended.set()
 
     async def _take(self, stream: trio.SocketStream) -> None:
         """Serve a connection, if there is room for one."""
@@ -192,6 +208,8 @@ class HttpServer:
                 if scope.cancelled_caught:
                     return
             while await self._exchange(raw, stream, conversation, seconds):
+                if self._ended.is_set():
+                    return
                 seconds = _IDLE_SECONDS
         finally:
             await trio.aclose_forcefully(stream)
@@ -326,12 +344,19 @@ class HttpServer:
         raise Unreadable(Answer(408, "the body did not come in time, or others needed its room\n"))
 
     async def _made(self, route: Route, request: Request) -> Answer:
+        scope = trio.CancelScope()
+        self._making.add(scope)
         try:
-            return await self._answers[route.name](request)
+            with scope:
+                return await self._answers[route.name](request)
+            taken = "some events may be taken: " if route.method == "POST" else ""
+            failed = Answer(504 if taken else 503, f"{taken}{self._reason}\n")
         except* Exception as group:
             error = leaves(group)[0]
             log.error("a request failed", path=request.path, reason=described(error))
             failed = Answer(500, f"{described(error)}\n")
+        finally:
+            self._making.discard(scope)
         return failed
 
 

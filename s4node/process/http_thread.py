@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import trio
 
+from s4node.errors import S4Error, described, leaves
 from s4node.http.server import HttpServer
 from s4node.logger import quiet
 
@@ -18,7 +19,6 @@ from s4node.logger import quiet
 @contextmanager
 def served_in_thread(server: HttpServer) -> Iterator[None]:
     """Have ``server`` answer during the block; raises ConfigError if it cannot listen."""
-    scope = trio.CancelScope()
     started = threading.Event()
     failures: list[BaseException] = []
     tokens: list[trio.lowlevel.TrioToken] = []
@@ -27,8 +27,7 @@ def served_in_thread(server: HttpServer) -> Iterator[None]:
         await server.listen()
         tokens.append(trio.lowlevel.current_trio_token())
         started.set()
-        with scope:
-            await server.run()
+        await server.run()
 
     def run() -> None:
         quiet.set(True)  # its clients lose the app when that stops
@@ -43,9 +42,15 @@ def served_in_thread(server: HttpServer) -> Iterator[None]:
     started.wait()
     if failures:
         raise failures[0]
+    reason = "the process stops"
     try:
         yield
+    except BaseException as error:
+        first = leaves(error)[0]
+        text = str(first) if isinstance(first, S4Error) else described(first)
+        reason = f"the app has ended: {text}"
+        raise
     finally:
         with suppress(trio.RunFinishedError):
-            tokens[0].run_sync_soon(scope.cancel)
+            tokens[0].run_sync_soon(server.end_with, reason)
         thread.join()

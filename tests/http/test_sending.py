@@ -29,6 +29,8 @@ class Count(ProcessingElement):
     clicks: int = 0
     def on_event(self, click: Click):
         self.clicks += click.n
+        if click.user == "unknown":
+            raise ValueError("nobody knows them")
         while click.user == "stuck":
             pass
 class Counter(App):
@@ -115,6 +117,14 @@ async def test_what_only_the_app_can_refuse_is_said(tmp_path: Path) -> None:
         assert answer.status == 422
         assert answer.json["taken"] == 1
         assert "too many" in answer.json["lines"][0]["reason"]
+
+
+async def test_a_request_at_which_the_app_ends_gets_the_reason(tmp_path: Path) -> None:
+    async with counter(tmp_path) as process:
+        answer = await told(clicks(process), {"user": "unknown"})
+        assert answer.status == 504
+        assert "the app has ended: Count of app 'counter' raised ValueError: nobody" in answer.text
+        assert await process.wait() == 1
 
 
 async def test_what_is_no_json_or_no_stream_is_refused(tmp_path: Path) -> None:

@@ -169,8 +169,12 @@ def _parts(snapshot: Snapshot, *, live: bool) -> list[Line | Table]:
         for one in snapshot.standbys
     ]
     texts += [
-        f"stream {one.stream} of {one.app} is at {_moment(one.at)}, {one.behind:.1f} s behind its "
-        f"latest event, held back by {one.holding or 'nothing'}"
+        f"stream {one.stream} of {one.app} is at {_moment(one.at)}"
+        + (
+            f", {one.behind:.1f} s behind its latest event, held back by {one.holding or 'nothing'}"
+            if one.behind >= 1
+            else ""
+        )
         if one.at
         else f"stream {one.stream} of {one.app} has no watermark yet, although windows or timers "
         f"wait for it; held back by {one.holding or 'nothing'}"

@@ -104,12 +104,14 @@ def test_a_stream_is_shown_with_the_apps_at_both_ends() -> None:
 
 def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
     row = WatermarkRow("market", "trades", 1_700_000_000.5, "trades[3]@spark", 5.25, 3600.0, "p")
+    near = WatermarkRow("market", "bars", 1_700_000_000.5, "bars[1]@spark", 0.25)
     windows = [WindowsRow("market", 3, 120, {"Candle": 7}, ["log.quotes[1]"])]
-    text = " ".join(text_with(200, watermarks=[row], windows=windows).split())
+    text = " ".join(text_with(200, watermarks=[near, row], windows=windows).split())
     assert (
         "stream trades of market is at 2023-11-14 22:13:20+00:00, 5.2 s behind its latest event, "
         "held back by trades[3]@spark"
     ) in text
+    assert "stream bars of market is at 2023-11-14 22:13:20+00:00 stream" in text
     assert "stream trades of market: the clock of p is 3600 s ahead" in text
     assert "market has 3 open windows, 120 events held back, and 7 late ones" in text
     assert "market does not read log.quotes[1] now: further in time than slower inputs" in text

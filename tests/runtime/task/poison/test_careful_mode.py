@@ -136,6 +136,13 @@ async def test_without_a_supervisor_the_next_start_names_the_event_and_fail_skip
             if each["pid"] == process.pid
         ]
         assert f"s4 dead-letter skip counts '{place}'" in container["failure"]
+        (happening,) = next(
+            cluster["history"]
+            for cluster in json.loads(shown.stdout)
+            if process.pid in (node["pid"] for node in cluster["nodes"])
+        )
+        assert happening["kind"] == "restart"
+        assert happening["cause"] == container["failure"]
         assert f"s4 dead-letter skip counts '{place}'" in process.errors
         process.signal(signal.SIGTERM)
         assert await process.wait() == 0
