@@ -86,8 +86,15 @@ class Sending:
         if not key:
             return await self._post(request, found)
         batch = bodies.id_of(request.caller, key)
-        async with self._by_key.setdefault(batch, trio.Lock()):
+        lock = self._by_key.setdefault(batch, trio.Lock())
+        with trio.move_on_after(_COMMITTED_SECONDS) as waiting:
+            await lock.acquire()
+        if waiting.cancelled_caught:
+            return bodies.try_again(504, "another request with this key has no answer yet")
+        try:
             return await self._post(request, found, batch, bodies.hash_of(found))
+        finally:
+            lock.release()
 
     async def _post(
         self, request: Request, found: Found, batch: str = "", content: str = ""

@@ -153,6 +153,8 @@ def _not_running(look: Look) -> Iterator[Reason]:
         if each.app == look.app and each.failure and up.get(node.name, 0.0) < _CALM_SECONDS
     ]
     text, do = f"it is {row.state}", "wait, or see the log of its node"
+    if row.state == "ended":
+        text, do = "its containers have ended", "deploy it again to go on, or undeploy it"
     if failed:
         last = max(failed, key=lambda each: each.failed_ms)
         text += f", after {last.starts} starts on {last.node!r}" if last.starts > 1 else ""
@@ -284,18 +286,23 @@ def _watermark(look: Look) -> Iterator[Reason]:
         if look.comes(row.stream) and (row.behind >= _SILENT_SECONDS or not row.at):
             who = row.holding
             do = "have that source send, report its watermark or end; or give the stream idle="
-            if task := _TASK.search(who):
-                who, do = f"partition {task[2]} of app {task[1]!r}", f"see s4 why {task[1]}"
-            part = parts.get(int(task[2])) if task and task[1] == look.app else None
+            task = _TASK.search(who)
+            own = task is not None and task[1] == look.app
+            part = parts.get(int(task[2])) if task and own else None
+            if task:
+                who = f"partition {task[2]} of app {task[1]!r}"
+                do = "see s4 status" if own else f"see s4 why {task[1]}"
             if part is not None:
-                who += f" on node {part.node!r}, which has {part.pending:,} events to process"
+                who += f" on node {part.node!r}"
+            if part is not None and part.pending:
+                who += f", which has {part.pending:,} events to process"
                 who += f"; key {part.hot!r} has {part.part:.0%}" if part.part >= _SHARE else ""
                 do = "make its PEs quicker, or split its hottest key; s4 status has both"
             text = (
                 f"the watermark of stream {row.stream!r} stands {row.behind:.0f} s behind its "
                 f"latest event: it waits for {who}"
             )
-            found.append((part is not None, look.reason("watermark", text, do)))
+            found.append((own, look.reason("watermark", text, do)))
     # a task of the app may only wait for what is another of these reasons
     yield from [reason for own, reason in found if not own] or [reason for _, reason in found]
 
@@ -319,10 +326,9 @@ def _events_wait(look: Look) -> Iterator[Reason]:
     do = "see what its handlers await, and its rate if it throttles: s4 status has the stages"
     for row in look.stages:
         was = earlier.get((row.stage, row.stream), row)
-        waiting, waited = row.depth + row.in_flight, was.depth + was.in_flight
-        stuck = row is not was and row.admitted - waiting == was.admitted - waited
-        if waiting and waited and (stuck or (was.depth and row.waited_last >= _WAIT_SECONDS)):
-            text = f"{waiting:,} events of {row.stage} {row.stream!r} wait; "
+        stuck = row is not was and row.admitted - row.depth == was.admitted - was.depth
+        if row.depth and was.depth and (stuck or row.waited_last >= _WAIT_SECONDS):
+            text = f"{row.depth:,} events of {row.stage} {row.stream!r} wait; "
             if stuck:
                 text += f"none was done in {look.seconds:.0f} s"
             else:

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from harness import NodeProcess, node_process, run_s4, until
 from monitored import Told, told
 
 from s4node import Client, Event
+from s4node.http import sending
+from s4node.http.messages import Request
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +154,24 @@ async def test_the_same_key_counts_once_and_with_other_events_it_is_refused(
         assert (await told(clicks(process), events, Idempotency_Key="a")).status == 200
         assert (await told(clicks(process), [*events, *events], Idempotency_Key="b")).status == 422
         assert await counted(tmp_path, "joe") == await counted(tmp_path, "ann") == 2
+
+
+async def test_a_request_does_not_wait_for_ever_for_another_with_its_key(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(sending, "_COMMITTED_SECONDS", 0.1)
+    (silent,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = silent.socket.getsockname()[1]
+    sends = sending.Sending(sending.Reach(lambda: [f"tcp://127.0.0.1:{port}"], None))
+    nursery.start_soon(sends.run)
+    headers = {sending.KEY: "a", "content-type": "application/json"}
+    request = Request("POST", "", {}, headers, b"{}", {"stream": "clicks"})
+    nursery.start_soon(sends.post, request)
+    await trio.testing.wait_all_tasks_blocked()
+    answer = await sends.post(request)
+    assert answer.status == 504
+    assert "another request with this key has no answer yet" in str(answer.text)
+    nursery.cancel_scope.cancel()
 
 
 async def test_requests_with_one_key_at_the_same_time_are_all_answered_and_count_once(

@@ -38,10 +38,12 @@ def node(problem: str = "", failure: str = "") -> NodeRow:
     return NodeRow("one", "tcp://one:1", 1, "host", [container], problem)
 
 
-def stage(depth: int = 0, admitted: int = 0, waited: float = 0.0, of: str = "clicks") -> Row:
+def stage(
+    depth: int = 0, admitted: int = 0, waited: float = 0.0, of: str = "clicks", in_flight: int = 0
+) -> Row:
     return Row(
         "stream", of, app="shop", depth=depth, capacity=100, admitted=admitted,
-        waited_last=waited, fullest=depth / 100,
+        waited_last=waited, fullest=depth / 100, in_flight=in_flight,
     )  # fmt: skip
 
 
@@ -204,6 +206,7 @@ HEALTHY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (marks(60.0, 10), marks(60.0, 10)),  # nothing comes
     ({"stages": [stage(9, 100)]}, {"stages": [stage(9, 200, 0.5)]}),  # others wait now
     ({"stages": [stage(0, 100)]}, {"stages": [stage(9, 109)]}),  # they have just come
+    ({"stages": [stage(2, 10)]}, {"stages": [stage(1, 10, in_flight=1)]}),  # one was done
     ({}, {"inputs": [InputRow("shop", "kafka.clicks", 9, late=0.5)]}),
     ({}, {"nodes": [node(failure="ValueError: joe")], "work": [work(up_seconds=99.0)]}),
     ({"work": [work()]}, {"work": [work(0.5, commits=100, commit_seconds=2.0)]}),
@@ -232,6 +235,12 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "9 events of stream 'clicks' wait; the last ones did so for 1.5 s",
     ),
     (
+        {"stages": [stage(5, 10)]},
+        {"stages": [stage(5, 10, in_flight=5)]},
+        "5 events of stream 'clicks' wait; none was done in 2 s",
+    ),
+    ({}, {"apps": [app(state="ended")]}, "its containers have ended"),
+    (
         {},
         {"inputs": [InputRow("shop", "kafka.clicks", 9, late=60.0)]},
         "9 events of input 'kafka.clicks' wait, the oldest for 60 s",
@@ -244,6 +253,14 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
             "the watermark of stream 'clicks' stands 9 s behind its latest event: it waits for "
             "partition 2 of app 'shop' on node 'two', which has 700 events to process; key 'joe' "
             "has 90%"
+        ),
+    ),
+    (  # the node of that partition is away
+        marks(60.0, 10, by="sums[0]@~default/shop/Partition 2#1"),
+        marks(60.0, 20, by="sums[0]@~default/shop/Partition 2#1"),
+        (
+            "the watermark of stream 'clicks' stands 9 s behind its latest event: it waits for "
+            "partition 2 of app 'shop'"
         ),
     ),
     (

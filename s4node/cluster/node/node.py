@@ -85,9 +85,8 @@ def check_name(name: str) -> None:
     """Raise ConfigError unless ``name`` is a node name, which has to fit into lists and logs."""
     if not (is_name(name) and name.isprintable()):
         raise ConfigError(
-            f"{name!r} is not a node name; use printable characters without spaces and , = < >, and "
-            f"dots only between others "
-            f"(s4 node --name)"
+            f"{name!r} is not a node name; use printable characters without spaces and , = < >, "
+            f"and dots only between others (s4 node --name)"
         )
 
 
