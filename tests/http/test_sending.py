@@ -171,6 +171,7 @@ async def test_a_request_does_not_wait_for_ever_for_another_with_its_key(
     answer = await sends.post(request)
     assert answer.status == 504
     assert "another request with this key has no answer yet" in str(answer.text)
+    await silent.aclose()
     nursery.cancel_scope.cancel()
 
 
