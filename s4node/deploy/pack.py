@@ -126,7 +126,6 @@ def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, byt
 def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
     """The files to pack, by path in the package. They are ``start``, the modules called ``more``,
     and all that these need."""
-    folders = [root, *_own_folders()]
     seen: set[Path] = set()
     todo: list[tuple[Path, Path]] = []
 
@@ -137,9 +136,9 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
 
     def add_modules(names: Iterable[str]) -> None:
         for name in names:
-            home = next((each for each in folders if _modules_named(name, each)), None)
-            home = home or _home_of(name) or root
-            add(_modules_named(name, home), home)
+            home = root if _modules_named(name, root) else _home_of(name)
+            if home is not None:
+                add(_modules_named(name, home), home)
 
     add(start, root)
     add_modules(more)
@@ -158,12 +157,6 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
         add_modules(_imported_by_text(file, tree))
         add(_files_beside(file, tree), folder)
     return files
-
-
-def _own_folders() -> list[Path]:
-    """The import folders into which nothing is installed, in the order of Python's search."""
-    paths = [Path(entry or ".").resolve() for entry in sys.path]
-    return [path for path in paths if path.is_dir() and not _is_installed(path)]
 
 
 def _imports(tree: ast.Module) -> set[str]:
@@ -206,8 +199,10 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _home_of(name: str) -> Path | None:
-    """The folder from which a module is imported that is in no folder of the path, as those that
-    are installed in editable form; None if it is installed, or there is none."""
+    """The folder from which a module is imported; None if it is installed there, or there is none.
+
+    A module that is installed in editable form may be in no folder of the path.
+    """
     spec = _spec_of(name)
     if spec is None:
         return None

@@ -277,8 +277,10 @@ def test_a_module_is_packed_from_whatever_folder_it_is_imported(
 ) -> None:
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "prices_of_test.py").write_text("PRICES = {}\n")
+    (tmp_path / "library" / "sniffio").mkdir()
+    (tmp_path / "library" / "sniffio" / "__init__.py").write_text("")  # here the installed one wins
     (tmp_path / "uses_prices.py").write_text(
-        "import prices_of_test\nimport msgspec\nfrom s4node import App\napp = App('prices')\n"
+        "import prices_of_test, msgspec, sniffio\nfrom s4node import App\napp = App('prices')\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "library")])
     package = pack(str(tmp_path / "uses_prices.py"))
