@@ -41,6 +41,10 @@ class Edges:
         self._regroup()
         return True
 
+    def lead_to(self, stream: str) -> bool:
+        """Return True if anything is put on a stream."""
+        return any(target == stream for _, target in self.known)
+
     def group(self, stream: str) -> frozenset[str]:
         """The streams that feed themselves together with this one; empty if it does not."""
         return self._groups.get(stream, frozenset())

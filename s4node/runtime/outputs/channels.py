@@ -49,7 +49,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.app.stream import OutputStream, Stream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.net.egress.emitter import Emitter
@@ -137,19 +137,20 @@ class TaskChannel(Channel[WithCommit]):
     replaces: bool = False  # another channel, whose rows are still in the database
 
 
-def outbox_options(stream: Stream, config: Config, *, saved: bool = False) -> dict[str, Any]:
+def outbox_options(
+    stream: Stream, config: Config, *, saved: bool = False, checked: bool = False
+) -> dict[str, Any]:
     """The options of outboxes for a stream: types, limits of frames, what is checked.
 
-    Its frames are ``saved`` with commits, or sent at once.
+    Its frames are ``saved`` with commits, or sent at once. Events of an input that were only read
+    have been ``checked`` before.
     """
     return {
         "types": [kind.cls for kind in stream.types],
         "max_frame_events": MAX_FRAME_EVENTS,
         "max_frame_bytes": config[settings.SENDER_MAX_FRAME_BYTES],
-        # a member reads at once what comes on an inner stream, and a check takes 80 ns an event;
-        # what was read of an input has been checked
-        "checked": isinstance(stream, OutputStream)
-        or (saved and not isinstance(stream, InputStream)),
+        # a member reads at once what comes on an inner stream, and a check takes 80 ns an event
+        "checked": isinstance(stream, OutputStream) or (saved and not checked),
         "committed": saved,
     }
 

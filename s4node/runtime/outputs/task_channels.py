@@ -251,11 +251,13 @@ class TaskChannels:
             self._life = tokens.later()
             state.set_meta(LIFE, self._life)
         life = life_of(rows) if rows else tokens.later() if consumer else ""
+        edges, to = context.pipeline.order.edges, context.app.streams[stream]
+        only_read = isinstance(to, InputStream) and not edges.lead_to(stream)
         outbox = Outbox(
             stream,
             f"{wire.TASK}{context.cluster}/{context.job}/{task.name}#{life or self._life}",
-            key=context.app.streams[stream].key if consumer else None,
-            **outbox_options(context.app.streams[stream], context.config, saved=True),
+            key=to.key if consumer else None,
+            **outbox_options(to, context.config, saved=True, checked=only_read),
         )
         settlement = ReceiversCommits(
             outbox,

@@ -34,10 +34,12 @@ from s4node import (
     Event,
     GenericEvent,
     ProcessingElement,
+    Stream,
     SyncClient,
     TaskApp,
 )
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
+from s4node.events.keys import Partitioner
 from s4node.events.schema import JsonText
 from s4node.offsets.task_claims import TaskClaims
 from s4node.state import task_state
@@ -641,6 +643,46 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
     assert {key: each["seen"] for key, each in kept.items()} == {
         user: list(range(at, 600, 4)) for at, user in enumerate(USERS)
     }
+
+
+class Order(Event):
+    user: str
+
+
+class Repeats(ProcessingElement):
+    clicks: Stream
+
+    def on_event(self, order: Order) -> None:
+        self.clicks.put(Click(f"{order.user}!", "many"))  # type: ignore[arg-type]
+
+
+class Counts(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, _click: Click) -> None:
+        self.clicks += 1
+
+
+async def test_a_bad_event_that_a_handler_puts_on_an_input_is_reported_where_it_is_put(
+    settings: dict[str, str],
+) -> None:
+    app = App("shop")
+    repeats = app.create_pe(Repeats)
+    repeats.clicks = app.create_input_stream(
+        "clicks", app.create_pe(Counts), key="user", types=Click
+    )
+    app.create_input_stream("orders", repeats, key="user", types=Order)
+    settings |= {"s4.cluster.partitions": "2", "s4.stream.orders.grade": "durable"}
+    users = [f"u{n}" for n in range(20)]
+    partition_of = Partitioner(2).partition_of
+    others = sum(partition_of(user) != partition_of(f"{user}!") for user in users)
+    assert others
+    async with running(app, settings) as node, Client(node.address) as client:
+        orders = await client.stream("orders", types=[Order])
+        await orders.send_many([Order(user) for user in users])
+        assert await orders.flush() == []
+        await until(lambda: node.statistics().unsendable == {"sender": {"clicks": others}})
+        assert node.statistics().inputs["clicks"].refused == 0
 
 
 async def test_a_producer_that_sends_much_for_other_tasks_waits_until_they_have_committed_it(
