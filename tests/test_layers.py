@@ -90,8 +90,8 @@ PURE_MODULES = {
         "plain_values routing schema type_growth type_text"
     ),
     "app": (
-        "app handlers in_order instances open_windows pe_codec pe_timers processing_element "
-        "prototype stream stream_task window_instances windows"
+        "app handlers in_order instances open_windows overlapping_windows pe_codec pe_timers "
+        "processing_element prototype stream stream_task window_instances windows"
     ),
     "app.plan": "cycles dataflow dispatch graph pe_costs window_dispatch",
     "pes": "aggregates pairs",

@@ -5,8 +5,7 @@ Rules
 - Windows that all keys have in common (of a length, or days, or overlapping): there is a table of
   instances for each open window. The dispatch asks for the table of an event's time only when that
   leaves the last window.
-- An overlapping window is made of its panes when it ends: a copy of the first one into which the
-  later ones are merged. A pane stays until the last window that holds it is gone.
+- ``overlapping_windows`` has what is different if they overlap.
 - Each key has its own sessions and counts. Sessions of a key that an event connects become the
   oldest one, into which the later are merged. A count ends with its last event, in the dispatch.
 """
@@ -16,15 +15,15 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import partial
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Any
 
 from s4node.app.instances import Instances
 from s4node.app.prototype import Prototype
-from s4node.app.window_instances import NEVER, PE, Due, WindowInstances, copy_state
+from s4node.app.window_instances import NEVER, PE, Due, WindowInstances, in_parts
 from s4node.app.windows import Span
-from s4node.errors import EventTimeError, S4Error
+from s4node.errors import EventTimeError
 from s4node.events.event_time import TimeRule
 
 
@@ -152,16 +151,12 @@ class TableWindows(WindowInstances):
 
     def remove(self, instance: PE) -> None:
         """Drop the instance of an open window, or pane."""
-        dropped, table, key = instance, self.tables.get(instance._span[0]), instance.key
-        if table is not None and table.get(key) is instance:
+        key, table = instance.key, self.tables.get(instance._span[0])
+        mine: PE = None if table is None else table.get(key)
+        if table is not None and mine is instance:
             del table[key]
-            self._forget(dropped)
-            dropped._until = math.inf
-        elif self._kind.is_hopping and instance._until < math.inf:  # made of copies of its panes
-            raise S4Error(
-                f"{instance!r} cannot be removed in on_window: windows overlap, so its events are "
-                f"in others, too; leave the remove() out"
-            )
+            self._forget(instance)
+            instance._until = math.inf
 
     @property
     def first(self) -> list[Any]:
@@ -174,100 +169,69 @@ class TableWindows(WindowInstances):
             return NEVER
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
 
-    def calls(self) -> Iterator[Due | None]:
-        """The calls that are due at the current watermark; None after other work.
+    def calls(self, most: Callable[[], int]) -> Iterator[Due]:
+        """The calls that are due at the current watermark.
 
-        The watermark may rise between two calls. Windows that it ends then wait for the next
+        The watermark may rise between two parts. Windows that it ends then wait for the next
         :meth:`calls`: else a table would go before all its windows had their calls.
         """
         watermark = self.watermark
         while self._ends and self._ends[0][0] <= watermark:
-            end = self._ending = self._ends[0][0]
-            starts = []
-            while self._ends and self._ends[0][0] == end:
-                starts.append(heappop(self._ends)[1])
-            tables = [self.tables[start] for start in starts if start in self.tables]
-            if self._whole:
-                for table in tables:
-                    self.by_number.pop(table.span[0] // self._whole, None)
-            called = set[Any]()
-            for at, table in enumerate(tables):
-                keys = [*reversed(table)]
-                while keys:  # they go one by one: to free a million at once is a pause
-                    key = keys.pop()
-                    if key in called:
-                        continue
-                    mine = [each[key] for each in tables[at:] if key in each]
-                    yield self._call(key, end, mine)
-                    if len(tables) > 1:
-                        called.add(key)
-            self._ending = math.inf
+            yield from self._ended(most)
         while self._again:
+            due = self._changed_before(watermark, most())
+            if not due.work:
+                break
+            yield due
+        yield from self._dropped(watermark, most)
+
+    def _ended(self, most: Callable[[], int]) -> Iterator[Due]:
+        """The calls of the next end."""
+        self._ending, start = heappop(self._ends)
+        if self._whole:
+            self.by_number.pop(start // self._whole, None)
+        if (table := self.tables.get(start)) is not None:
+            for keys in in_parts([*table], most):
+                found: list[PE] = [one for key in keys if (one := table.get(key)) is not None]
+                yield self._due([one for one in found if one._until < self._ending], len(keys))
+        self._ending = math.inf
+
+    def _changed_before(self, watermark: float, most: int) -> Due:
+        """The calls that are made again, as an event came after the end of a window."""
+        found, work = list[PE](), 0
+        while self._again and work < most:
             (end, key), start = next(iter(self._again.items()))
             if end > watermark:
                 break
-            yield self._call(key, end, self._panes(key, start, end), again=True)
-        while self._over and self._over[0][0] <= watermark:
-            _, start = heappop(self._over)
-            instances = [*self.tables[start].values()]
-            while instances:
-                self.remove(instances.pop())
-                yield None
+            del self._again[end, key]
+            work += 1
+            if (one := self.tables[start].get(key)) is not None:
+                found.append(one)
+        return self._due(found, work)
+
+    def _dropped(self, until: float, most: Callable[[], int]) -> Iterator[Due]:
+        """Drop the tables whose windows are all over by then."""
+        while self._over and self._over[0][0] <= until:
+            start = heappop(self._over)[1]
+            for instances in in_parts([*self.tables[start].values()], most):
+                for instance in instances:
+                    self.remove(instance)
+                yield Due((), None, len(instances))
             del self.tables[start]
 
-    def _panes(self, key: Any, start: float, end: float) -> list[PE]:
-        """The instances of a key in the window that ends at ``end``; one begins at ``start``."""
-        first = self._kind.start_of(end) if self._kind.is_hopping else start
-        return [
-            table[key]
-            for _, table in sorted(self.tables.items())
-            if first <= table.span[0] and table.span[1] <= end and key in table
-        ]
+    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due]]:
+        for _, table in sorted(self.tables.items()):
+            end = table.span[1]
+            one: PE = table.get(key)
+            if end < time and one is not None and max(one._until, self.called_before) < end:
+                yield end, self._due([one], 1)
 
-    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due | None]]:
-        ends = {
-            end: start
-            for start, table in self.tables.items()
-            if table.span[1] < time and key in table
-            for end in self._kind.ends_of(table.span)
-            if max(table[key]._until, self.called_before) < end < time
-        }
-        for end, start in sorted(ends.items()):
-            yield end, self._call(key, end, self._panes(key, start, end))
-
-    def _call(self, key: Any, end: float, panes: list[PE], *, again: bool = False) -> Due | None:
+    def _due(self, instances: list[PE], work: int) -> Due:
         if self._again:
-            self._again.pop((end, key), None)
-        if len(panes) > 1:
-            panes = [pane for pane in panes if pane._until < math.inf]  # not removed
-        newest = panes[-1] if panes else None
-        if newest is None or newest._until == math.inf or (newest._until >= end and not again):
-            return None
-        for pane in panes:
-            if pane is newest or pane._again:
-                self.touch(pane)
-        if not self._kind.is_hopping:
-            return Due(newest, partial(self._fired, newest, end))
-        whole = self._merged(key, end, panes)
-        return Due(whole, partial(self._ended, panes, end))
-
-    def _merged(self, key: Any, end: float, panes: list[PE]) -> PE:
-        """An instance of an overlapping window, made of copies of its panes."""
-        whole: PE = self.prototype.make(key, self)
-        whole._span = self._kind.start_of(end), end
-        whole._round = int(any(pane._until >= end for pane in panes))
-        copy_state(panes[0], whole)
-        for pane in panes[1:]:
-            whole.merge(pane)
-        return whole
-
-    def _ended(self, panes: list[PE], end: float) -> None:
-        """Note in the panes of a key that a window of theirs has ended."""
-        panes[-1]._until = max(panes[-1]._until, end)
-        for pane in panes:
-            if pane._again:  # as long as another window of it is to be called again
-                ends = self._kind.ends_of(pane._span)
-                pane._again = any((each, pane.key) in self._again for each in ends)
+            for each in instances:
+                self._again.pop((each._span[1], each.key), None)
+        self.touch_all(instances)
+        return Due(instances, self._fired, work)
 
 
 class SessionWindows(WindowInstances):
@@ -383,48 +347,52 @@ class SessionWindows(WindowInstances):
             return NEVER
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
 
-    def calls(self) -> Iterator[Due | None]:
-        """The calls that are due at the current watermark, as above; None after other work."""
+    def calls(self, most: Callable[[], int]) -> Iterator[Due]:
         watermark = self.watermark
-        for instance in self._passed(self._ends, watermark):
-            end = instance._span[1]
-            if instance._until < end:
-                self.touch(instance)
-                yield self._call(instance, end)
+        while found := self._passed(self._ends, watermark, most()):
+            yield self._due([one for one in found if one is not None], len(found))
         while self._again:
-            instance = next(iter(self._again))
-            del self._again[instance]
-            if instance._until < instance._span[1]:  # it has grown, and its end is awaited
-                continue
-            self.touch(instance)
-            yield self._call(instance, instance._span[1])
-        for instance in self._passed(self._over, watermark, self._grace):
-            self.remove(instance)
-            yield None
+            part = [*islice(self._again, most())]
+            for instance in part:
+                del self._again[instance]
+            # one that has grown awaits its end
+            yield self._due([one for one in part if one._until >= one._span[1]], len(part))
+        while found := self._passed(self._over, watermark, most(), self._grace):
+            for instance in found:
+                if instance is not None:
+                    self.remove(instance)
+            yield Due((), None, len(found))
 
-    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due | None]]:
+    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due]]:
         for instance in [*self._by_key.get(key, ())]:
             end = instance._span[1]
             if instance._until < end < time:
-                self.touch(instance)
-                yield end, self._call(instance, end)
+                yield end, self._due([instance], 1)
 
-    def _call(self, instance: PE, end: float) -> Due:
-        return Due(instance, lambda: self._fired(instance, end))
+    def _due(self, instances: list[PE], work: int) -> Due:
+        self.touch_all(instances)
+        return Due(instances, self._fired, work)
 
     def _passed(
-        self, heap: list[tuple[float, int, PE]], watermark: float, grace: float = 0.0
-    ) -> Iterator[PE]:
-        """The sessions whose end, as it is now, has passed, in order."""
-        while heap and heap[0][0] <= watermark:
+        self, heap: list[tuple[float, int, PE]], watermark: float, most: int, grace: float = 0.0
+    ) -> list[PE]:
+        """The next sessions whose end, as it is now, has passed, in order; None for other work."""
+        found = list[PE]()
+        while heap and heap[0][0] <= watermark and len(found) < most:
             _, number, instance = heappop(heap)
+            found.append(None)
             if instance not in self._by_key.get(instance.key, ()):
                 continue
-            at = instance._span[1] + grace
-            if at > watermark:
-                heappush(heap, (at, number, instance))
-            else:
-                yield instance
+            end = instance._span[1]
+            if end + grace > watermark:
+                heappush(heap, (end + grace, number, instance))
+            elif heap is self._over:
+                found[-1] = instance
+            elif instance._until < end:  # it may be there twice
+                found[-1] = instance
+                self.touch(instance)
+                instance._until = end
+        return found
 
 
 class CountWindows(WindowInstances):

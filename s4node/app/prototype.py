@@ -11,7 +11,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,6 +37,7 @@ _EARLIEST = 0.1  # seconds
 
 P = TypeVar("P", bound=ProcessingElement)
 
+_PLAIN = {int, float, str, bytes, bool, type(None)}
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), frozenset, type, range)
 
 
@@ -90,6 +91,7 @@ class Prototype:
         self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
         self.make: Callable[[Any, Home | None], ProcessingElement] = _not_started
         """``make(key, home)`` makes an instance; the caller calls its ``on_create``."""
+        self.merge: Callable[..., list[Any]] | None = None
 
     def _bound(self, cls: type[P], slots: tuple[str, ...]) -> type[P]:
         options: PrototypeOptions = self  # a type check, because the body is untyped
@@ -284,16 +286,59 @@ class Prototype:
         state = {name: getattr(element, name) for name in self.cls._state}
         for name, value in state.items():
             self._copied(name, value)  # once now, so that a failure is reported
-        lines = ["def make(key, home):", "    i = new(cls)", "    i.key = key"]
-        lines += ["    i._home = home", "    i._mark = None"]
-        lines += [f"    i.{name} = {_copying(name, value)}" for name, value in state.items()]
-        if self.windows is not None:
-            lines += ["    i._again = False", "    i._round = 0", "    i._until = never"]
         bindings = {f"_{name}": value for name, value in state.items()}
         bindings |= {"cls": self.cls, "new": self.cls.__new__, "copy": copy.deepcopy}
         bindings["never"] = -math.inf
-        self.make = compiled("make", [*lines, "    return i"], bindings)
+        lines = self._making({name: _copying(name, value) for name, value in state.items()})
+        self.make = compiled("make", ["def make(key, home):", *lines, "    return i"], bindings)
+        if self.windows is not None and self.windows.kind.is_hopping:
+            self.merge = self._merging()
         self.started = True
+
+    def _making(self, state: Mapping[str, str]) -> list[str]:
+        """Source that makes an instance ``i``; ``state`` has that of its attributes."""
+        lines = ["i = new(cls)", "i.key = key", "i._home = home", "i._mark = None"]
+        lines += [f"i.{name} = {value}" for name, value in state.items()]
+        if self.windows is not None:
+            lines += ["i._again = False", "i._round = 0", "i._until = never"]
+        return [f"    {line}" for line in lines]
+
+    def _merging(self) -> Callable[..., list[Any]]:
+        """The function that makes the windows of ``span`` of their panes, which are in order.
+
+        There is none for a key without panes, or with its call made before, unless ``again``. The
+        panes of which a window waits for another call are in ``changed`` then.
+        """
+        state = {
+            name: f"v if (v := p.{name}).__class__ in plain else copied(v)"
+            for name in self.cls._state
+        }
+        lines = [
+            "def merge(keys, panes, span, home, mark, touch, changed, again):",
+            "    start, end = span",
+            "    found = []",
+            "    for key in keys:",
+            "        i = None",
+            "        for p in panes.get(key, ()):",
+            "            first, last = p._span",
+            "            if first < start: continue",
+            "            if last > end: break",
+            "            if i is None:",
+            *(f"            {line}" for line in self._making(state)),
+            "                i._span = span",
+            "            else: join(i, p)",
+            "            if p._again: changed.append(p)",
+            "            if p._until >= end: i._round = 1",
+            "            newest = p",
+            "        if i is None or (newest._until >= end and not again): continue",
+            "        if newest._mark is not mark: touch(newest)",
+            "        if newest._until < end: newest._until = end",
+            "        found.append(i)",
+            "    return found",
+        ]
+        bindings = {"cls": self.cls, "new": self.cls.__new__, "never": -math.inf, "plain": _PLAIN}
+        bindings |= {"join": self.cls.merge, "copied": copied}  # type: ignore[attr-defined]
+        return compiled("merge", lines, bindings)  # type: ignore[no-any-return]
 
     def _check_number(self, method: str, name: str, value: object, *, whole: bool = False) -> None:
         kinds = (int,) if whole else (int, float)
@@ -340,6 +385,16 @@ def _copying(name: str, value: Any) -> str:
     if value.__class__ in (dict, list, set) and all(map(_is_fixed, held)):
         return f"_{name}.copy()"  # a fiftieth of the time
     return f"copy(_{name})"
+
+
+def copied(value: Any) -> Any:
+    """A copy of a value of an instance."""
+    if _is_fixed(value):
+        return value
+    held = [*value, *value.values()] if value.__class__ is dict else value
+    if value.__class__ in (dict, list, set) and all(map(_is_fixed, held)):
+        return value.copy()  # a fiftieth of the time
+    return copy.deepcopy(value)
 
 
 def can_change(value: Any) -> bool:

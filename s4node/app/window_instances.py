@@ -14,14 +14,12 @@ Rules
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from s4node.app.instances import Instances
-from s4node.app.prototype import Prototype
+from s4node.app.prototype import Prototype, copied
 from s4node.app.windows import Span
 from s4node.events.event import report_to_sender
 from s4node.events.keys import identity
@@ -30,8 +28,6 @@ PE: TypeAlias = Any
 """An instance of a bound class, which has the slots of windows."""
 
 NEVER = -math.inf
-
-_PLAIN = {int, float, str, bytes, bool, type(None)}
 
 
 class WindowKeeper(Protocol):
@@ -56,10 +52,15 @@ class WindowKeeper(Protocol):
 
 
 class Due(NamedTuple):
-    """A call of ``on_window`` that is due on ``instance``; ``done()`` follows."""
+    """Calls of ``on_window`` that are due on ``instances``; ``done(instances)`` follows all.
 
-    instance: PE
-    done: Callable[[], None]
+    They are made at once, without an event or a commit in between. ``work`` says how much that is,
+    with what was done besides.
+    """
+
+    instances: Sequence[PE]
+    done: Callable[[Sequence[PE]], None] | None
+    work: int
 
 
 class WindowInstances(Instances):
@@ -136,14 +137,15 @@ class WindowInstances(Instances):
         self.changed[instance] = None
         instance._again = True  # also after a crash
 
-    def early_calls(self) -> Iterator[Due]:
+    def early_calls(self, most: Callable[[], int]) -> Iterator[Due]:
+        """The calls before the end that are due by the clock, in parts."""
         if self.early_at > self.wall():
             return
         changed, self.changed, self.early_at = self.changed, {}, math.inf
-        for instance in changed:
-            if instance._until == NEVER and self.is_open(instance._span[1]):
-                self.touch(instance)
-                yield Due(instance, partial(_end_round, instance))
+        for part in in_parts([*changed], most):
+            found = [one for one in part if one._until == NEVER and self.is_open(one._span[1])]
+            self.touch_all(found)
+            yield Due(found, _end_round, len(part))
 
     def state_of_key(self, key: Any) -> PE:
         """The instance of a key beside its windows, marked as changing."""
@@ -178,10 +180,10 @@ class WindowInstances(Instances):
     def restore(self, instance: PE) -> None:
         raise NotImplementedError
 
-    def calls(self) -> Iterator[Due | None]:
+    def calls(self, most: Callable[[], int]) -> Iterator[Due]:  # noqa: ARG002
         """The calls that are due at the current watermark; more may come while they are made.
 
-        None after a piece of other work, so that nobody waits for all of it.
+        ``most()`` says how much work the next part of them may be, so that nobody waits for all.
         """
         return iter(())
 
@@ -193,13 +195,12 @@ class WindowInstances(Instances):
         watermark = self.watermark
         try:
             for end, due in self._ended_before(key, time):
-                if due is not None:
-                    self.watermark = max(watermark, end)
-                    yield due
+                self.watermark = max(watermark, end)
+                yield due
         finally:
             self.watermark = watermark
 
-    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due | None]]:
+    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due]]:
         """The ends of a key's windows before ``time``, each with its call if it was not made."""
         raise NotImplementedError
 
@@ -227,17 +228,25 @@ class WindowInstances(Instances):
         if self.saver is not None and instance._mark is not self.saver.mark:
             self.saver.touch_one(instance)
 
+    def touch_all(self, instances: Iterable[PE]) -> None:
+        if self.saver is not None:
+            mark, touch_one = self.saver.mark, self.saver.touch_one
+            for instance in instances:
+                if instance._mark is not mark:
+                    touch_one(instance)
+
     def _forget(self, instance: PE) -> None:
         if self.saver is not None:
             self.saver.erase(instance)
 
-    def _fired(self, instance: PE, end: float) -> None:
-        """Note that ``on_window`` was called on an instance."""
-        instance._round += 1
-        instance._until = end
-        instance._again = False
-        if not self._grace:
-            self.remove(instance)
+    def _fired(self, instances: Sequence[PE]) -> None:
+        """Note that ``on_window`` was called on instances."""
+        for instance in reversed(instances):  # so the saver finds the last touched one at the end
+            instance._round += 1
+            instance._until = instance._span[1]
+            instance._again = False
+            if not self._grace:
+                self.remove(instance)
 
 
 class FailedWindows(Instances):
@@ -259,7 +268,8 @@ class FailedWindows(Instances):
         """Keep a copy of an instance as it is now."""
         kept: PE = self.prototype.make(instance.key, self)
         kept._span, kept._round = instance._span, instance._round
-        copy_state(instance, kept)
+        for name in instance._state:
+            setattr(kept, name, copied(getattr(instance, name)))
         self.drop_within(instance)
         self._by_key.setdefault(kept.key, []).append(kept)
         if self.saver is not None:
@@ -284,7 +294,7 @@ class FailedWindows(Instances):
         while self._again:
             instance = self._again.pop()
             if instance in self._by_key.get(instance.key, ()):
-                yield Due(instance, partial(self.drop_within, instance))
+                yield Due([instance], self.drop_all_within, 1)
 
     def is_open(self, end: float) -> bool:
         return self.owner.is_open(end)
@@ -300,18 +310,25 @@ class FailedWindows(Instances):
             if self.saver is not None:
                 self.saver.erase(each)
 
+    def drop_all_within(self, instances: Iterable[PE]) -> None:
+        for instance in instances:
+            self.drop_within(instance)
+
     def remove(self, instance: PE) -> None:
         """Drop an instance, as its handler asks."""
         self.drop_within(instance)
 
 
-def _end_round(instance: PE) -> None:
-    instance._round += 1
-    instance._again = False
+def in_parts(items: list[Any], most: Callable[[], int]) -> Iterator[list[Any]]:
+    """The items, of which a part is taken out at a time: to free a million at once is a pause."""
+    items.reverse()
+    while items:
+        part = items[: -most() - 1 : -1]
+        del items[-len(part) :]
+        yield part
 
 
-def copy_state(origin: PE, to: PE) -> None:
-    """Give an instance a copy of the state of another one."""
-    for name in origin._state:
-        value = getattr(origin, name)
-        setattr(to, name, value if value.__class__ in _PLAIN else copy.deepcopy(value))
+def _end_round(instances: Sequence[PE]) -> None:
+    for instance in instances:
+        instance._round += 1
+        instance._again = False

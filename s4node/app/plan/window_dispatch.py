@@ -19,6 +19,7 @@ from s4node.app.app import App, no_time
 from s4node.app.in_order import InOrder
 from s4node.app.instances import Instances
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
+from s4node.app.overlapping_windows import OverlappingWindows
 from s4node.app.prototype import Prototype, WindowOptions
 from s4node.app.stream import InputStream, Stream
 from s4node.app.window_instances import WindowInstances
@@ -222,5 +223,6 @@ def make_windows(
 ) -> WindowInstances:
     assert prototype.windows is not None
     kind = prototype.windows.kind
-    made = SessionWindows if kind.gap else CountWindows if kind.events else TableWindows
+    tables = OverlappingWindows if kind.is_hopping else TableWindows
+    made = SessionWindows if kind.gap else CountWindows if kind.events else tables
     return made(prototype, partition, wall)

@@ -40,7 +40,7 @@ from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import PeState
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
 from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
-from s4node.runtime.task.timed_calls import Call, TimedCalls
+from s4node.runtime.task.timed_calls import Calls, TimedCalls
 
 if TYPE_CHECKING:
     from s4node.state.task_state import TaskState
@@ -372,28 +372,31 @@ class PeProcessor(Processor):
         over = not calls.in_round
         return over and (not ends or self.times.inputs_finished())
 
-    async def _make(self, calls: Iterable[Call]) -> None:
+    async def _make(self, found: Iterable[Calls]) -> None:
         waits = self._timer_mode is Mode.AWAIT
-        made, prototype, hook = 0, None, ""
+        made, prototype, name = 0, None, ""
         began = self._clock()
-        for call in calls:
-            if call.instance._prototype is not prototype or call.name != hook:
-                began = self._count_calls(prototype, hook, began, made)
-                made, prototype, hook = 0, call.instance._prototype, call.name
-            made += 1
-            try:
-                result = call.hook(call.instance)
-                if waits and inspect.isawaitable(result):
-                    await result
-                elif result is not None:
-                    check_returned(call.instance, result)
-            except BaseException as error:
-                if is_signal(error):
-                    raise
-                raise self._call_failed(call, error) from error
-            if call.done is not None:
-                call.done()
-        self._count_calls(prototype, hook, began, made)
+        for calls in found:
+            if calls.instances[0]._prototype is not prototype or calls.name != name:
+                began = self._count_calls(prototype, name, began, made)
+                made, prototype, name = 0, calls.instances[0]._prototype, calls.name
+            made += len(calls.instances)
+            hook = calls.hook
+            for instance in calls.instances:
+                try:
+                    result = hook(instance)
+                    if result is not None:
+                        if waits and inspect.isawaitable(result):
+                            await result
+                        else:
+                            check_returned(instance, result)
+                except BaseException as error:
+                    if is_signal(error):
+                        raise
+                    raise self._call_failed(calls, instance, error) from error
+            if calls.done is not None:
+                calls.done(calls.instances)
+        self._count_calls(prototype, name, began, made)
 
     def _count_calls(self, pe: Prototype | None, hook: str, began: float, made: int) -> float:
         """Count calls of a PE since ``began``, if there are any; return the time."""
@@ -412,7 +415,7 @@ class PeProcessor(Processor):
             made.send(None)
         return None
 
-    async def _make_before(self, calls: Iterable[Call]) -> None:
+    async def _make_before(self, calls: Iterable[Calls]) -> None:
         of_event = handled.get()
         handled.set(None)
         await self._make(calls)
@@ -424,11 +427,13 @@ class PeProcessor(Processor):
     def slow_timers(self) -> list[str]:
         return self._calls.slow_timers()
 
-    def _call_failed(self, call: Call, error: BaseException) -> ProcessingError:
-        what = call.what
+    def _call_failed(
+        self, calls: Calls, instance: ProcessingElement, error: BaseException
+    ) -> ProcessingError:
+        what = calls.what(instance)
         if what is None:
-            return self._hook_failed(call.name, error, call.instance)
-        return self._hook_failed(f"{call.name} of {what.what}", error, call.instance, what)
+            return self._hook_failed(calls.name, error, instance)
+        return self._hook_failed(f"{calls.name} of {what.what}", error, instance, what)
 
     def _hook_failed(
         self,

@@ -4,7 +4,7 @@ Rules
 - Event time moves as the first part of a round: the watermarks, then the windows that end, then
   timers. ``on_time`` follows.
 - A round is made in parts; events go on in between, for its first second while windows and timers
-  are called: then they wait. A window or timer is done right after its call.
+  are called: then they wait. The windows of a part are done after its calls.
 - Before an event of a stream with ``order="time"``, the calls of its key that are due before it are
   made, whatever the watermark is; see ``before``.
 - A call that has failed before is left out: its window or timer is done, and kept for the next
@@ -14,10 +14,9 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 from s4node.app.app import App
@@ -31,28 +30,22 @@ _SHARED = 1.0
 """Seconds for which events come between the calls of windows and timers."""
 
 
-class Call(NamedTuple):
-    """A hook that is due, and what to do after it. ``timer`` is that of ``on_timer``."""
+class Calls(NamedTuple):
+    """A hook that is due on instances of a PE, and what to do after all of them.
+
+    ``timer`` is that of ``on_timer``. ``work`` says how much that is, with what was done besides.
+    """
 
     name: str
     hook: Callable[[Any], Any]
-    instance: Any
-    done: Callable[[], None] | None = None
+    instances: Sequence[Any]
+    done: Callable[[Sequence[Any]], None] | None = None
+    work: int = 1
     timer: Timer | None = None
 
-    @property
-    def what(self) -> HookCall | None:
-        """Its identity; None for ``on_time``, which is not left out."""
-        instance, timer = self.instance, self.timer
-        if self.name == "on_time":
-            return None
-        if timer is not None:
-            what = f"timer {timer.name!r} at {timer.time:.15g}"
-        else:
-            start, end = instance._span
-            again = f", round {instance._round}" if instance._round else ""
-            what = f"window {start:.15g} to {end:.15g}{again}"
-        return HookCall(self.name, instance._prototype.name, instance.key, what)
+    def what(self, instance: Any) -> HookCall | None:
+        """The identity of a call; None for ``on_time``, which is not left out."""
+        return None if self.name == "on_time" else _what(instance, self.timer)
 
 
 @dataclass
@@ -69,8 +62,7 @@ class TimedCalls:
     """The calls that are due in a task.
 
     ``have(pe, keys)`` loads saved instances into memory; its owner sets it if there are any.
-    ``failed`` has the calls to be left out. ``taken`` counts the calls of the last step, and other
-    work; at least 1.
+    ``failed`` has the calls to be left out.
     """
 
     def __init__(
@@ -83,7 +75,7 @@ class TimedCalls:
     ) -> None:
         self.have: Callable[[str, Iterable[Any]], None] | None = None
         self.failed = FailedHooks()
-        self.taken = 1
+        self._limit = self._left = 0  # the work of the step, and what is left of it
         self.intervals = [
             Interval(instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
             for name, (p, _) in app.prototypes.items()
@@ -93,7 +85,7 @@ class TimedCalls:
         self._instances = instances
         self._times = times
         self._clock = clock
-        self._round: Iterator[Call | None] | None = None
+        self._round: Iterator[Calls] | None = None
         self._left_out: list[LeftOutCall] = []
         self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
         self._ending_since = math.inf  # since when windows and timers are called
@@ -119,20 +111,26 @@ class TimedCalls:
     def end_step(self) -> None:
         self._spent_before = self._spent
 
-    def take(self, limit: int) -> Iterator[Call]:
-        """Take up to ``limit`` calls, or other work, of the round; it is over if fewer come."""
+    @property
+    def taken(self) -> int:
+        """The work of the last step: calls, and other; at least 1."""
+        return max(1, self._limit - self._left)
+
+    def take(self, limit: int) -> Iterator[Calls]:
+        """Take calls of the round, and other work, up to ``limit``; it is over if less comes."""
         if self._round is None:
             self._round = self._calls()
-        for self.taken in range(1, limit + 1):
-            try:
-                call = next(self._round)
-            except StopIteration:
+        self._limit = self._left = limit
+        while self._left > 0:
+            calls = next(self._round, None)
+            if calls is None:
                 self._round = None
                 return
-            if call is not None:
-                yield call
+            self._left -= calls.work
+            if calls.instances:
+                yield calls
 
-    def before(self, name: str, key: Any, time: float) -> Iterator[Call]:
+    def before(self, name: str, key: Any, time: float) -> Iterator[Calls]:
         """The calls of a key that are due before its event at ``time``.
 
         The event is the next one of a slice whose instances are loaded when one is missed.
@@ -140,7 +138,7 @@ class TimedCalls:
         instances = self._instances[name]
         if isinstance(instances, WindowInstances):
             calls = self._ended(instances, instances.calls_before(key, time))
-            yield from (each for each in calls if each is not None)
+            yield from (each for each in calls if each.instances)
         elif instances.timers is not None:
             due = instances.timers.take_before(key, time)
             yield from self._fired(name, due, loaded=True)
@@ -159,14 +157,15 @@ class TimedCalls:
         """Seconds that calls have taken, without the events that came between."""
         return self._spent_before + self._clock() - self._step_began
 
-    def _calls(self) -> Iterator[Call | None]:
+    def _calls(self) -> Iterator[Calls]:
         now = self._clock()
         if self._times.timed:
             self._ending_since = now
             if self._times.step():
                 for windows in self._times.windows():
                     yield from self._failed_before(windows)
-                    yield from self._ended(windows, chain(windows.early_calls(), windows.calls()))
+                    yield from self._ended(windows, windows.early_calls(self._most))
+                    yield from self._ended(windows, windows.calls(self._most))
                 for name, instances in self._instances.items():
                     if instances.timers is not None:
                         yield from self._fired(name, instances.timers.take_due())
@@ -178,51 +177,54 @@ class TimedCalls:
                 each.due += (missed + 1) * each.interval
                 yield from self._ticked(each)
 
-    def _ticked(self, each: Interval) -> Iterator[Call]:
+    def _most(self) -> int:
+        return self._left
+
+    def _ticked(self, each: Interval) -> Iterator[Calls]:
         """The calls of ``on_time`` of one PE."""
         before = self._spent
         for instance in list(each.instances.values()):
             if each.instances.get(instance.key) is instance:  # not removed meanwhile
                 if each.instances.keeper is not None:
                     each.instances.keeper.touch((instance.key,))
-                yield Call("on_time", each.on_time, instance)
+                yield Calls("on_time", each.on_time, (instance,))
         if self._spent - before >= each.interval:
             self._slow.setdefault(each.instances.prototype.cls.__name__, False)
 
-    def _failed_before(self, windows: WindowInstances) -> Iterator[Call]:
+    def _failed_before(self, windows: WindowInstances) -> Iterator[Calls]:
         """The calls of ``on_window`` of one PE that failed in an earlier run."""
         on_window = windows.prototype.on_window
         assert on_window is not None
-        for instance, done in windows.failed.calls():
-            call = Call("on_window", on_window, instance, done)
-            if not self._has_failed(call):
-                yield call
-            elif not self._keeps(call):
-                done()
+        for due in windows.failed.calls():
+            yield Calls("on_window", on_window, *self._without_failed(due, None))
 
-    def _ended(
-        self, windows: WindowInstances, found: Iterable[Due | None]
-    ) -> Iterator[Call | None]:
-        """The calls of ``on_window`` of one PE that were ``found``; None after other work."""
+    def _ended(self, windows: WindowInstances, found: Iterable[Due]) -> Iterator[Calls]:
+        """The calls of ``on_window`` of one PE that were ``found``."""
         on_window, failed = windows.prototype.on_window, windows.failed
         assert on_window is not None
         for due in found:
-            if due is None:
-                yield None
+            instances, done, work = self._without_failed(due, failed) if self.failed.calls else due
+            then = partial(_over, failed, done) if failed else done
+            yield Calls("on_window", on_window, instances, then, work)
+
+    def _without_failed(self, due: Due, keeper: FailedWindows | None) -> Due:
+        """Leave out the calls that have failed; ``keeper`` gets those to be made again, if any."""
+        left = []
+        for each in due.instances:
+            what = _what(each)
+            if what not in self.failed.calls:
+                left.append(each)
                 continue
-            instance, done = due
-            then = partial(_over, failed, instance, done) if failed else done
-            call = Call("on_window", on_window, instance, then)
-            if not self._has_failed(call):
-                yield call
-                continue
-            if self._keeps(call):
-                failed.add(instance)
-            done()
+            kept = self._keeps(what)
+            if kept and keeper is not None:
+                keeper.add(each)
+            if due.done is not None and (keeper is not None or not kept):
+                due.done([each])
+        return due._replace(instances=left, work=due.work - len(due.instances) + len(left))
 
     def _fired(
         self, name: str, taken: Iterable[tuple[Any, Timer]], *, loaded: bool = False
-    ) -> Iterator[Call]:
+    ) -> Iterator[Calls]:
         """The calls of ``on_timer`` of one PE, also on instances that are not in memory.
 
         ``loaded``: the next event of the running slice is of the same key.
@@ -241,31 +243,39 @@ class TimedCalls:
             instance = dict.get(instances, key)
             if instance is None:
                 continue
-            call = Call(
-                "on_timer", partial(_call_timer, on_timer, timer.name), instance, None, timer
-            )
-            if not self._has_failed(call):
-                yield call
-            elif self._keeps(call):
+            if not self.failed.calls or (what := _what(instance, timer)) not in self.failed.calls:
+                hook = partial(_call_timer, on_timer, timer.name)
+                yield Calls("on_timer", hook, (instance,), timer=timer)
+            elif self._keeps(what):
                 timers.keep(key, timer)
 
-    def _has_failed(self, call: Call) -> bool:
-        return bool(self.failed.calls) and call.what in self.failed.calls
-
-    def _keeps(self, call: Call) -> bool:
+    def _keeps(self, what: HookCall) -> bool:
         """Leave a call out; return True if it is made again at the next start."""
-        what = call.what
-        assert what is not None
         left = self.failed.left_out(what, self._partition)
         if left is not None:
             self._left_out.append(left)
         return self.failed.kept(what)
 
 
-def _over(failed: FailedWindows, instance: Any, done: Callable[[], None]) -> None:
-    """Note a result of a window; one that has failed before is not needed any more."""
-    failed.drop_within(instance)
-    done()
+def _what(instance: Any, timer: Timer | None = None) -> HookCall:
+    """The identity of a call of ``on_window``, or of ``on_timer``."""
+    if timer is not None:
+        what = f"timer {timer.name!r} at {timer.time:.15g}"
+    else:
+        start, end = instance._span
+        again = f", round {instance._round}" if instance._round else ""
+        what = f"window {start:.15g} to {end:.15g}{again}"
+    name = "on_window" if timer is None else "on_timer"
+    return HookCall(name, instance._prototype.name, instance.key, what)
+
+
+def _over(
+    failed: FailedWindows, done: Callable[[Sequence[Any]], None] | None, instances: Sequence[Any]
+) -> None:
+    """Note results of windows; those that have failed before are not needed any more."""
+    failed.drop_all_within(instances)
+    if done is not None:
+        done(instances)
 
 
 def _call_timer(on_timer: Callable[[Any, str], Any], name: str, instance: Any) -> Any:

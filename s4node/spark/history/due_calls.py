@@ -74,11 +74,11 @@ class _Timed:
     def _windows(self, windows: WindowInstances) -> Iterator[DueCall]:
         on_window = windows.prototype.on_window
         assert on_window is not None
-        for found in windows.calls():
-            if found is not None:
-                one, end = found.instance, found.instance._span[1]
-                hook = partial(on_window, one)
-                yield DueCall("on_window", hook, one, end + self.lateness, found.done)
+        for instances, done, _ in windows.calls(lambda: 1):
+            for one in instances:
+                hook, due = partial(on_window, one), one._span[1] + self.lateness
+                after = _nothing if done is None else partial(done, [one])
+                yield DueCall("on_window", hook, one, due, after)
 
     def _timers(self, timers: PeTimers) -> Iterator[DueCall]:
         on_timer = self.instances.prototype.on_timer

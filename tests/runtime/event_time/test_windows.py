@@ -403,11 +403,10 @@ def test_of_many_windows_that_are_over_each_is_dropped_on_its_own(kind: WindowKi
         test.send("trades", *(Trade(str(key), 1, 10 + key / 10) for key in range(100)))
         windows: Any = test._runtime.tasks[0].instances["Candle"]
         left, windows.watermark = len(windows), 1000.0
-        for due in windows.calls():
+        for due in windows.calls(lambda: 1):
             assert left - len(windows) <= 1
             left = len(windows)
-            if due is not None:
-                due.done()
+            made(due)
         assert left <= 1
         assert len(windows) == 0
 
@@ -428,12 +427,10 @@ def test_no_window_goes_without_its_call_if_the_watermark_rises_while_others_go(
         windows: Any = test._runtime.tasks[0].instances["Candle"]
         called, windows.watermark = 0, 200.0
         while len(windows):
-            for due in windows.calls():
-                if due is None:
+            for due in windows.calls(lambda: 1):
+                called += len(made(due))
+                if not due.instances:
                     windows.watermark += 500.0
-                else:
-                    due.done()
-                    called += 1
         assert called == expected
 
 
@@ -443,14 +440,36 @@ def test_an_event_of_the_grace_takes_no_call_from_windows_that_have_yet_to_end()
         windows: Any = test._runtime.tasks[0].instances["Candle"]
         windows.watermark, called = 45.0, []
         for _ in range(2):
-            for due in windows.calls():
-                if due is not None:
-                    called.append(due.instance._span)
-                    due.done()
+            for due in windows.calls(lambda: 1):
+                called += [each._span for each in made(due)]
                 if windows.watermark == 45:
                     windows.watermark = 105.0  # between two calls, and an event comes
                     windows.table_of(None, 73.0)[0]["a"].n += 1
         assert [start for start, end in called if end > 45] == [50, 60, 70]
+
+
+def test_a_call_that_was_made_before_its_turn_is_made_again_for_an_event_of_the_grace() -> None:
+    with AppTest(market(hopping(30, every=10), lateness=5000, grace=10)) as test:
+        test.send("trades", Trade("a", 1, 12), Trade("b", 1, 12), Trade("a", 1, 1000))
+        windows: Any = test._runtime.tasks[0].instances["Candle"]
+        early = [each for due in windows.calls_before("a", 45.0) for each in made(due)]
+        assert [each._span[1] for each in early] == [20, 30, 40]
+        windows.watermark = 40.0
+        windows.table_of(None, 12.0)[0]["a"].n += 1
+        found = [each for due in windows.calls(lambda: 1) for each in made(due)]
+        assert [(each.key, each._span[1], each.n, each._round) for each in found] == [
+            ("b", 20, 1, 0),
+            ("b", 30, 1, 0),
+            ("b", 40, 1, 0),
+            ("a", 40, 2, 1),
+        ]
+
+
+def made(due: Any) -> Any:
+    """Note calls as made; return the instances."""
+    if due.done is not None:
+        due.done(due.instances)
+    return due.instances
 
 
 def test_a_session_that_goes_on_after_its_end_is_called_at_the_new_end() -> None:
@@ -662,11 +681,11 @@ def test_events_come_between_the_calls_of_a_round_for_a_second_and_then_wait() -
         processor: Any = task.processor
         processor.instances["Candle"].watermark, now = 1000.0, 50.0
         processor._calls._clock = processor.times._clock = lambda: now
-        for call in processor._calls.take(3):
-            call.done()
+        for calls in processor._calls.take(3):
+            made(calls)
         assert not processor.calls_first
         now = 51.5
         assert processor.calls_first
-        for call in processor._calls.take(100):
-            call.done()
+        for calls in processor._calls.take(100):
+            made(calls)
         assert not processor.calls_first
