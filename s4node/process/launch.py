@@ -132,7 +132,7 @@ class _Launcher:
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         config, log = self._config, ""
         given = config[settings.HTTP_ADDRESS]
-        if self._http and not given:  # its containers report their author's metrics if it is set
+        if self._http and not given:  # with an address containers report their author's metrics
             config = config.with_({settings.HTTP_ADDRESS.name: "tcp://127.0.0.1:0"})
         for number in range(1, self._count + 1):
             node = Node(config, f"node-{number}", folder=str(self._folder), log=log)

@@ -18,6 +18,7 @@ import trio
 from harness import free_port, proxy, until, until_told
 from lives import Lives, lives
 from log_nodes import log_at, read_all
+from saved_state import saved_producers
 from shared_apps import Click, CountingApp, Ignore, NotingApp, OnePE
 
 from s4node import App, Client, ClientStream
@@ -148,6 +149,9 @@ async def test_events_without_a_verdict_are_sent_again_when_the_node_has_died(
             assert await clicks.flush() == []
             for end in (200, 300):
                 await clicks.send_many(clicks_of(end - 100, end))
+                if grade == "durable":  # processed, and in no commit
+                    await until(lambda end=end: sum(map(len, stream.app.seen.values())) == end)
+                    assert clicks.counts["admitted"] == 100
                 await node.crash()
                 await stream.begin(node)
             assert await clicks.flush() == []
@@ -195,6 +199,9 @@ async def test_a_program_goes_on_where_its_last_life_stopped_although_the_node_d
         async with Client(address, producer="clicker") as client:
             clicks = await client.stream("clicks")
             assert await clicks.resume_at() == 200
+            if grade == "durable":
+                (rows,) = saved_producers(tmp_path / "state" / "default" / "counting").values()
+                assert [row.number for row in rows.values()] == [200]
             await clicks.send_many(clicks_of(200, 207))
             assert await clicks.flush() == []
         assert await stream.events(address, 207) == expected(207)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -11,10 +11,6 @@ from shared_apps import Click, ForwardingApp, NotingApp, OnePE
 from test_grades import USERS, expected, send
 
 from s4node import AdapterApp, Client, SyncClient
-
-if TYPE_CHECKING:
-    pass
-
 
 # -- connections that are cut ---------------------------------------------------------------------
 

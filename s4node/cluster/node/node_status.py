@@ -95,7 +95,7 @@ class StatusAnswers:
             return ""
         data = msgspec.json.encode(status)
         if len(data) > _MOST_BYTES:
-            data = msgspec.json.encode(msgspec.structs.replace(status, statistics=[]))
+            data = msgspec.json.encode(msgspec.structs.replace(status, statistics=[], own=[]))
         text = data.decode()
         self._made = now, text
         return text

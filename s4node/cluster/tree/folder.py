@@ -58,7 +58,7 @@ log = get_logger("s4node.cluster")
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.05
-"""How often a session looks for changes and for dead sessions."""
+"""How often a session looks for changes and for dead sessions, while anything changes."""
 
 _CALM_SECONDS, _CALM_LOOK_SECONDS = 5.0, 0.2
 """If nothing has changed for some seconds, it looks less often: to be woken is most of what a
@@ -303,7 +303,7 @@ class FolderSession(TreeSession):
                 self._deaths.register(other.process, select.EPOLLIN | select.EPOLLONESHOT)
 
     async def close(self) -> None:
-        """End the session, unless it has ended; the others notice at once."""
+        """End the session, unless it has ended; the others notice when they look next."""
         try:
             while not self.lost.is_set():
                 with contextlib.suppress(TreeBusy):

@@ -38,6 +38,10 @@ class DerivedTimes:
     ) -> None:
         self.waiting = waiting
         self._behind = {*range(len(waiting))}  # these may wait for another time than before
+        self._places: dict[str, list[int]] = {}  # of those to which a stream leads
+        for at, (_, names) in enumerate(waiting):
+            for name in names:
+                self._places.setdefault(name, []).append(at)
         self._awaited = [math.inf for _ in waiting]
         self._streams = streams
         self._watermarks = {name: each.watermarks for name, each in streams.items()}
@@ -83,7 +87,7 @@ class DerivedTimes:
 
     def processed(self, stream: str) -> None:
         """Note that events of a stream may have opened windows, or set timers."""
-        self._behind.update(n for n, (_, names) in enumerate(self.waiting) if stream in names)
+        self._behind.update(self._places.get(stream, ()))
 
     def called(self) -> None:
         """Note that handlers may have changed any of them."""
