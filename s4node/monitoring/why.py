@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import msgspec
 
-from s4node.deploy.cluster_snapshot import (
-    FULL,
-    PeRow,
-    Row,
-    Snapshot,
-    bottleneck_of,
-    duration,
-)
+from s4node.deploy.cluster_snapshot import FULL, PeRow, Row, Snapshot, bottleneck_of, duration
 
 MOST = 3
 
@@ -46,6 +40,10 @@ _WAIT_SECONDS = 1.0
 
 _TASK = re.compile(r"@~[^/]*/(.+)/Partition (\d+)#")
 """The app and the partition of a task that is a source."""
+
+
+Found: TypeAlias = Iterator[tuple[str, str]]
+"""The texts of reasons, each with what to do."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -72,18 +70,17 @@ class Look:
 
     def __init__(self, app: str, now: Snapshot, before: Snapshot) -> None:
         self.app = app
-        self.now = now
-        self.before = before
+        self.now, self.before = _of_app(app, now), _of_app(app, before)
         self.seconds = max(1e-3, now.time - before.time)
-        self.stages = [row for row in now.stages if row.app == app]
-        earlier = {row.node: row for row in before.work if row.app == app}
+        self.stages = self.now.stages
+        earlier = {row.node: row for row in self.before.work}
         self.tasks = 0
         self.spent: dict[str, float] = {}
         self.commits, self.commit_seconds = 0, 0.0
         self.busy = self.waited = self.load = 0.0
         """Of the container that works most: parts of the time in which it works, and waits for a
         processor; and the load of its machine."""
-        for row in (row for row in now.work if row.app == app):
+        for row in self.now.work:
             was = earlier.get(row.node)
             spent = _gained(row.seconds, was.seconds if was else {})
             for kind, seconds in spent.items():
@@ -102,18 +99,15 @@ class Look:
                 self.busy, self.waited, self.load = busy, max(0.0, waited) / seconds, row.load
 
     @property
-    def full_stages(self) -> list[Row]:
-        return [row for row in self.stages if row.executor != "throttle" and row.fullest >= FULL]
-
-    @property
     def held_up(self) -> bool:
-        return self.busy >= _BUSY or bool(self.full_stages)
+        full = (row.executor != "throttle" and row.fullest >= FULL for row in self.stages)
+        return self.busy >= _BUSY or any(full)
 
     def pes(self) -> list[PeRow]:
         """The handlers that were called meanwhile, by their time."""
-        earlier = {(r.pe, r.handler): r for r in self.before.pes if r.app == self.app}
+        earlier = {(row.pe, row.handler): row for row in self.before.pes}
         found = []
-        for row in (row for row in self.now.pes if row.app == self.app):
+        for row in self.now.pes:
             was = earlier.get((row.pe, row.handler))
             if was is not None and was.calls <= row.calls:
                 row = msgspec.structs.replace(
@@ -123,17 +117,25 @@ class Look:
                 found.append(row)
         return sorted(found, key=lambda row: -row.seconds)
 
+    def was(self, row: Row) -> Row:
+        """The row of a stage before; the same if there was none."""
+        place = row.stage, row.stream
+        before = (was for was in self.before.stages if (was.stage, was.stream) == place)
+        return next(before, row)
+
     def comes(self, stream: str) -> bool:
         """Return True if events of a stream have come meanwhile."""
-        before = {(row.stage, row.stream): row for row in self.before.stages if row.app == self.app}
-        return any(
-            (was := before.get((row.stage, row.stream))) is not None and row.admitted > was.admitted
-            for row in self.stages
-            if row.stream == stream
-        )
+        rows = (row for row in self.stages if row.stream == stream)
+        return any(row.admitted > self.was(row).admitted for row in rows)
 
-    def reason(self, rule: str, text: str, do: str) -> Reason:
-        return Reason(self.app, rule, text, do)
+
+def _of_app(app: str, snapshot: Snapshot) -> Snapshot:
+    """The snapshot without the rows of other apps."""
+    kinds = "stages outboxes restoring watermarks windows failing inputs pes work away partitions"
+    rows = {
+        kind: [row for row in getattr(snapshot, kind) if row.app == app] for kind in kinds.split()
+    }
+    return msgspec.structs.replace(snapshot, **rows)
 
 
 def _gained(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
@@ -141,11 +143,11 @@ def _gained(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, 
     return {k: n - before.get(k, 0.0) if n >= before.get(k, 0.0) else n for k, n in now.items()}
 
 
-def _not_running(look: Look) -> Iterator[Reason]:
+def _not_running(look: Look) -> Found:
     row = next((row for row in look.now.apps if row.name == look.app), None)
     if row is None:
         return
-    up = {each.node: each.up_seconds for each in look.now.work if each.app == look.app}
+    up = {each.node: each.up_seconds for each in look.now.work}
     failed = [
         each
         for node in look.now.nodes
@@ -160,78 +162,72 @@ def _not_running(look: Look) -> Iterator[Reason]:
         text += f", after {last.starts} starts on {last.node!r}" if last.starts > 1 else ""
         text, do = f"{text}; its last failure: {last.failure}", "repair what the failure names"
     if failed or row.state != "running":
-        yield look.reason("not-running", text, do)
+        yield text, do
 
 
-def _nodes_away(look: Look) -> Iterator[Reason]:
+def _nodes_away(look: Look) -> Found:
     members = {each for row in look.now.apps if row.name == look.app for each in row.members}
     for node in look.now.nodes:
         if node.problem and node.name in members:
             text = f"node {node.name!r} {node.problem}"
-            yield look.reason("node-away", text, "see whether its process or its machine hangs")
+            yield text, "see whether its process or its machine hangs"
 
 
-def _failing(look: Look) -> Iterator[Reason]:
+def _failing(look: Look) -> Found:
     for row in look.now.failing:
-        if row.app == look.app:
-            who = f"{len(row.tasks)} tasks" if row.tasks else "a container"
-            text = f"{who} cannot commit or start, and try again: {row.reason}"
-            yield look.reason("failing", text, "repair what the reason names; nothing is lost")
+        who = f"{len(row.tasks)} tasks" if row.tasks else "a container"
+        text = f"{who} cannot commit or start, and try again: {row.reason}"
+        yield text, "repair what the reason names; nothing is lost"
 
 
-def _system_away(look: Look) -> Iterator[Reason]:
+def _system_away(look: Look) -> Found:
     for row in look.now.away:
-        if row.app == look.app:
-            written = [each for each in look.now.outboxes if each.consumer == row.system]
-            waiting = sum(each.depth for each in written if each.app == look.app)
-            text = f"system {row.system!r}: {row.reason}"
-            text += f"; {waiting:,} records for it wait" if waiting else ""
-            do = f"start it again, or correct systems.{row.system}.address; nothing is lost"
-            yield look.reason("system-away", text, do)
+        written = (each for each in look.now.outboxes if each.consumer == row.system)
+        waiting = sum(each.depth for each in written)
+        text = f"system {row.system!r}: {row.reason}"
+        text += f"; {waiting:,} records for it wait" if waiting else ""
+        yield text, f"start it again, or correct systems.{row.system}.address; nothing is lost"
 
 
-def _open_transaction(look: Look) -> Iterator[Reason]:
+def _open_transaction(look: Look) -> Found:
     for row in look.now.inputs:
-        if row.app == look.app and row.uncommitted:
+        if row.uncommitted:
             text = (
                 f"a transaction that its producer has not ended holds up input {row.input!r}: "
                 f"{row.uncommitted:,} records are behind it"
             )
             do = "end that producer: the app's log names it; or wait until the brokers abort it"
-            yield look.reason("open-transaction", text, do)
+            yield text, do
 
 
-def _restoring(look: Look) -> Iterator[Reason]:
-    rows = [row for row in look.now.restoring if row.app == look.app]
-    if rows:
+def _restoring(look: Look) -> Found:
+    if rows := look.now.restoring:
         fetched, wanted = sum(r.fetched for r in rows), sum(r.wanted for r in rows)
         text = f"{len(rows)} tasks fetch their state: {fetched:,} of at most {wanted:,} objects"
-        yield look.reason("restoring", text, "wait; with s4.state.standby it takes less")
+        yield text, "wait; with s4.state.standby it takes less"
 
 
-def _receiver_away(look: Look) -> Iterator[Reason]:
+def _receiver_away(look: Look) -> Found:
     away = {row.name for row in look.now.apps if row.state != "running" or not row.members}
     for row in look.now.outboxes:
         name = row.consumer.rpartition(".")[2]
-        if row.app == look.app and row.depth and name in away:
+        if row.depth and name in away:
             text = (
                 f"{row.depth:,} events of stream {row.stream!r} wait for app {name!r}: it is away"
             )
-            do = f"start {name!r} again, or take it out of the stream's consumers"
-            yield look.reason("receiver-away", text, do)
+            yield text, f"start {name!r} again, or take it out of the stream's consumers"
 
 
-def _machine_busy(look: Look) -> Iterator[Reason]:
+def _machine_busy(look: Look) -> Found:
     if look.held_up and look.waited >= _SHARE:
         text = (
             f"the machine is busy with other work: the container waits for a processor for "
             f"{min(look.waited, 1.0):.0%} of the time, and the load is {look.load:.1f} by core"
         )
-        do = "stop other programs there, or move the app to another machine"
-        yield look.reason("machine-busy", text, do)
+        yield text, "stop other programs there, or move the app to another machine"
 
 
-def _commits(look: Look) -> Iterator[Reason]:
+def _commits(look: Look) -> Found:
     count, seconds = look.commits, look.commit_seconds
     part = min(1.0, seconds / look.seconds / max(1, look.tasks))
     if count and part >= _BUSY and seconds / count >= _LONG_COMMIT:
@@ -239,11 +235,10 @@ def _commits(look: Look) -> Iterator[Reason]:
             f"commits take {part:.0%} of the time of a task: {count} of "
             f"{duration(seconds / count)} on average"
         )
-        do = "put the state on a faster disk or URL, or change less state with each event"
-        yield look.reason("commits", text, do)
+        yield text, "put the state on a faster disk or URL, or change less state with each event"
 
 
-def _slow_pe(look: Look) -> Iterator[Reason]:
+def _slow_pe(look: Look) -> Found:
     found = look.pes() if look.held_up else []
     total = sum(row.seconds for row in found)
     if not total or found[0].seconds / look.seconds < _SHARE:
@@ -253,35 +248,33 @@ def _slow_pe(look: Look) -> Iterator[Reason]:
         f"PE {slowest.pe!r} takes {slowest.seconds / total:.0%} of the time of all PEs: a call of "
         f"{slowest.handler} takes {duration(slowest.seconds / slowest.calls)}"
     )
-    do = f"make {slowest.handler} quicker, or give the app more partitions and containers"
-    yield look.reason("slow-pe", text, do)
+    yield text, f"make {slowest.handler} quicker, or give the app more partitions and containers"
 
 
-def _hot_key(look: Look) -> Iterator[Reason]:
+def _hot_key(look: Look) -> Found:
     if not look.held_up:
         return
     parts = [
         (events / row.calls, key, row.pe)
         for row in look.now.pes
-        if row.app == look.app and row.calls
+        if row.calls
         for key, events in row.hot.items()
     ]
     part, key, pe = max(parts, default=(0.0, "", ""))
     if part >= _SHARE:
         text = f"key {key!r} has {min(part, 1.0):.0%} of the events of PE {pe!r}, for one instance"
-        do = "split the key by a part of the event, and add up in a second PE"
-        yield look.reason("hot-key", text, do)
+        yield text, "split the key by a part of the event, and add up in a second PE"
 
 
-def _watermark(look: Look) -> Iterator[Reason]:
-    if not any(row.app == look.app and row.windows for row in look.now.windows):
+def _watermark(look: Look) -> Found:
+    if not any(row.windows for row in look.now.windows):
         return
-    earlier = {row.stream: row for row in look.before.watermarks if row.app == look.app}
-    parts = {row.partition: row for row in look.now.partitions if row.app == look.app}
-    found: list[tuple[bool, Reason]] = []
+    earlier = {row.stream: row for row in look.before.watermarks}
+    parts = {row.partition: row for row in look.now.partitions}
+    found: list[tuple[bool, tuple[str, str]]] = []
     for row in look.now.watermarks:
         was = earlier.get(row.stream)
-        if row.app != look.app or was is None or was.at != row.at or not row.holding:
+        if was is None or was.at != row.at or not row.holding:
             continue
         if look.comes(row.stream) and (row.behind >= _SILENT_SECONDS or not row.at):
             who = row.holding
@@ -302,30 +295,29 @@ def _watermark(look: Look) -> Iterator[Reason]:
                 f"the watermark of stream {row.stream!r} stands {row.behind:.0f} s behind its "
                 f"latest event: it waits for {who}"
             )
-            found.append((own, look.reason("watermark", text, do)))
+            found.append((own, (text, do)))
     # a task of the app may only wait for what is another of these reasons
     yield from [reason for own, reason in found if not own] or [reason for _, reason in found]
 
 
-def _inputs_wait(look: Look) -> Iterator[Reason]:
+def _inputs_wait(look: Look) -> Found:
     for row in look.now.windows:
-        if row.app == look.app and row.waiting:
+        if row.waiting:
             text = f"{', '.join(row.waiting)}: further in time than slower inputs, so it waits"
-            yield look.reason("ahead", text, "see why the other inputs are slow or silent")
+            yield text, "see why the other inputs are slow or silent"
 
 
-def _full_stage(look: Look) -> Iterator[Reason]:
+def _full_stage(look: Look) -> Found:
     text = bottleneck_of(look.stages)
     if text:
         do = "make what takes its events quicker, or give the app more partitions and containers"
-        yield look.reason("full", text, do)
+        yield text, do
 
 
-def _events_wait(look: Look) -> Iterator[Reason]:
-    earlier = {(row.stage, row.stream): row for row in look.before.stages if row.app == look.app}
+def _events_wait(look: Look) -> Found:
     do = "see what its handlers await, and its rate if it throttles: s4 status has the stages"
     for row in look.stages:
-        was = earlier.get((row.stage, row.stream), row)
+        was = look.was(row)
         stuck = row is not was and row.admitted - row.depth == was.admitted - was.depth
         if row.depth and was.depth and (stuck or row.waited_last >= _WAIT_SECONDS):
             text = f"{row.depth:,} events of {row.stage} {row.stream!r} wait; "
@@ -333,16 +325,16 @@ def _events_wait(look: Look) -> Iterator[Reason]:
                 text += f"none was done in {look.seconds:.0f} s"
             else:
                 text += f"the last ones did so for {duration(row.waited_last)}"
-            yield look.reason("waiting", text, do)
+            yield text, do
     for one in look.now.inputs:
-        if one.app == look.app and one.lag and one.late >= _SILENT_SECONDS:
+        if one.lag and one.late >= _SILENT_SECONDS:
             text = (
                 f"{one.lag:,} events of input {one.input!r} wait, the oldest for {one.late:.0f} s"
             )
-            yield look.reason("waiting", text, "wait, if it catches up: s4 status has its lag")
+            yield text, "wait, if it catches up: s4 status has its lag"
 
 
-RULES: Mapping[str, Callable[[Look], Iterator[Reason]]] = {
+RULES: Mapping[str, Callable[[Look], Found]] = {
     "not-running": _not_running,
     "node-away": _nodes_away,
     "failing": _failing,
@@ -367,7 +359,7 @@ def reasons_of(app: str, now: Snapshot, before: Snapshot) -> list[Reason]:
     That a stage is full, or events wait, is a reason only if no other one is found.
     """
     look = Look(app, now, before)
-    found = [reason for rule in RULES.values() for reason in rule(look)]
+    found = [Reason(app, name, *each) for name, rule in RULES.items() for each in rule(look)]
     causes = [reason for reason in found if reason.rule not in ("full", "waiting")]
     return (causes or found)[:MOST]
 
