@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -104,13 +104,17 @@ def generic() -> TypeDecl:
     return TypeDecl(GENERIC, 0, ())
 
 
-def refused(problems: Sequence[Problem], taken: int = 0) -> Answer:
-    """The answer if events are refused; so many others were ``taken`` all the same."""
-    said = {
+def refused(problems: Sequence[Problem], taken: int = 0, kind: TypeDecl | None = None) -> Answer:
+    """The answer if events are refused; so many others were ``taken`` all the same. The fields of
+    the ``kind`` that they should have been are named."""
+    said: dict[str, Any] = {
         "error": f"{_events(len(problems))} refused, and {_events(taken)} taken",
         "taken": taken,
         "lines": [{"line": each.line or None, "reason": each.reason} for each in problems[:_SHOWN]],
     }
+    if kind is not None and kind.fields:
+        fields = {name: text if must else f"{text}, optional" for name, text, must in kind.fields}
+        said["takes"] = {kind.name: fields}
     return Answer(422, msgspec.json.encode(said), JSON)
 
 

@@ -168,7 +168,7 @@ async def _sent(sender: _Sender, request: Request, found: Found, *, has_key: boo
         problems += bodies.checked(found, kind, first, first + _SLICE)
         await trio.lowlevel.checkpoint()
     if problems or not texts:
-        return bodies.refused(sorted(problems) or [Problem(1, "there is no event")])
+        return bodies.refused(sorted(problems) or [Problem(1, "there is no event")], kind=kind)
     try:
         if kind.name != sender.type_name:
             stream.read_as(kind.name, by_key=True)

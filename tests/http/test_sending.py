@@ -110,6 +110,7 @@ async def test_if_one_event_is_bad_none_is_sent(
         assert [each["line"] for each in answer.json["lines"]] == lines
         assert all(each["reason"] for each in answer.json["lines"])
         assert answer.json["taken"] == 0
+        assert answer.json["takes"] == {"Click": {"user": "str", "n": "int, optional"}}
         assert (await told(clicks(process), {"user": "ann"})).status == 200
         assert await counted(tmp_path, "joe") == 0
 
