@@ -16,35 +16,20 @@ import trio
 
 from s4node.cluster.coordination.entries import AppId, NodeInfo
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node.app_details import (
-    commits_of,
-    flows_of,
-    history_of,
-    partitions_of,
-    rejected_of,
-)
+from s4node.cluster.node.app_details import history_of
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.node_status import NodeStatus, ask_status
 from s4node.cluster.node.restart_policy import Phase
 from s4node.cluster.node.running import Running
 from s4node.deploy.cluster_snapshot import (
+    OF_APPS,
+    OF_NODES,
     AppRow,
     NodeRow,
     Snapshot,
     StreamRow,
-    away_of,
     bottleneck_of,
-    failing_of,
-    inputs_of,
-    outboxes_of,
-    pes_of,
-    restoring_of,
-    rows_of,
-    standbys_of,
     state_of,
-    watermarks_of,
-    windows_of,
-    work_of,
 )
 from s4node.errors import NodeUnreachable
 from s4node.net.certificates.credentials import Credentials
@@ -109,38 +94,22 @@ def _snapshot(
     apps: list[AppRow],
     streams: list[StreamRow],
 ) -> Snapshot:
-    answered = {
-        name: answer.statistics
-        for name, answer in answers.items()
-        if isinstance(answer, NodeStatus)
-    }
-    statistics = [each for reports in answered.values() for each in reports]
-    standbys = [row for name, reports in answered.items() for row in standbys_of(name, reports)]
-    rows = rows_of(statistics)
+    answered = {name: each for name, each in answers.items() if isinstance(each, NodeStatus)}
+    statistics = [each for answer in answered.values() for each in answer.statistics]
+    rows = {kind: of(statistics) for kind, of in OF_APPS.items()}
+    for kind, of_node in OF_NODES.items():
+        found = [of_node(name, answer.statistics) for name, answer in sorted(answered.items())]
+        rows[kind] = [row for each in found for row in each]
     return Snapshot(
         cluster,
         folder,
         trio.current_time(),
         [_node(node, answers[name]) for name, node in sorted(nodes.items())],
         apps,
-        rows,
-        bottleneck_of(rows),
-        outboxes_of(statistics),
-        restoring_of(statistics),
-        watermarks_of(statistics),
-        windows_of(statistics),
-        streams,
-        sorted(standbys),
-        failing_of(statistics),
-        inputs_of(statistics),
-        pes_of(statistics),
-        [row for name, reports in answered.items() for row in work_of(name, reports)],
-        away_of(statistics),
-        flows_of(statistics),
-        [row for name, reports in answered.items() for row in partitions_of(name, reports)],
-        commits_of(statistics),
-        rejected_of(statistics),
-        history_of(each.history for each in answers.values() if isinstance(each, NodeStatus)),
+        bottleneck=bottleneck_of(rows["stages"]),
+        streams=streams,
+        history=history_of(each.history for each in answered.values()),
+        **rows,
     )
 
 

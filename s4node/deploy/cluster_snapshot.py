@@ -12,12 +12,21 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from s4node.cluster.node.app_details import CommitsRow, FlowRow, PartitionRow, RejectedRow
+from s4node.cluster.node.app_details import (
+    CommitsRow,
+    FlowRow,
+    PartitionRow,
+    RejectedRow,
+    commits_of,
+    flows_of,
+    partitions_of,
+    rejected_of,
+)
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.history import Happening
 from s4node.metrics import table
@@ -445,6 +454,30 @@ def _summed(found: Iterable[Mapping[str, N]]) -> dict[str, N]:
         for key, value in each.items():
             total[key] = total.get(key, 0) + value
     return total
+
+
+OF_APPS: Mapping[str, Callable[[Iterable[ContainerStatistics]], list[Any]]] = {
+    "stages": rows_of,
+    "outboxes": outboxes_of,
+    "restoring": restoring_of,
+    "watermarks": watermarks_of,
+    "windows": windows_of,
+    "failing": failing_of,
+    "inputs": inputs_of,
+    "pes": pes_of,
+    "away": away_of,
+    "flows": flows_of,
+    "commits": commits_of,
+    "rejected": rejected_of,
+}
+"""The rows of apps in a snapshot, from the reports of all nodes."""
+
+OF_NODES: Mapping[str, Callable[[str, Iterable[ContainerStatistics]], list[Any]]] = {
+    "standbys": standbys_of,
+    "work": work_of,
+    "partitions": partitions_of,
+}
+"""Those that name a node, from its reports."""
 
 
 def _rank(row: Row) -> tuple[int, int]:

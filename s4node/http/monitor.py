@@ -17,7 +17,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import trio
@@ -63,29 +63,6 @@ class UnknownApp(S4Error):  # noqa: N818
         super().__init__(f"there is no app {app!r}; there is {', '.join(sorted(apps)) or 'none'}")
 
 
-class Watched(Protocol):
-    """The node, or the process of one app, that answers."""
-
-    name: str
-    cluster: str
-
-    def lacking(self) -> list[str]:
-        """The things that it lacks to be ready."""
-        ...
-
-    async def snapshot(self) -> Snapshot:
-        """Its cluster; raises S4Error."""
-        ...
-
-    async def reports(self) -> list[ContainerReport]:
-        """The counts of its containers; raises NodeUnreachable."""
-        ...
-
-    async def owners(self, app: str) -> list[Owner]:
-        """The owners of an app's partitions. Raises UnknownApp, or another S4Error."""
-        ...
-
-
 class WatchedNode:
     """A node, in whose own process this is."""
 
@@ -94,11 +71,14 @@ class WatchedNode:
         self._node = node
         self._ask_other = asking(Credentials.configured(node.config))
         self.lacking = node.lacking
+        """The things that it lacks to be ready."""
 
     async def snapshot(self) -> Snapshot:
+        """Its cluster; raises S4Error."""
         return await of_cluster(self._registry(), self.cluster, self._node.place, self._ask)
 
     async def reports(self) -> list[ContainerReport]:
+        """The counts of its containers; raises NodeUnreachable."""
         node = self._node
         return [
             ContainerReport(
@@ -108,6 +88,7 @@ class WatchedNode:
         ]
 
     async def owners(self, app: str) -> list[Owner]:
+        """The owners of an app's partitions. Raises UnknownApp, or another S4Error."""
         registry = self._registry()
         apps = await registry.apps(self.cluster)
         if app not in apps:
@@ -166,6 +147,9 @@ class WatchedProcess:
             raise NodeUnreachable("the app is starting")
         self.name = running.node
         return running
+
+
+Watched: TypeAlias = WatchedNode | WatchedProcess
 
 
 class Monitor:

@@ -16,7 +16,16 @@ from typing import TypeAlias
 
 import msgspec
 
-from s4node.deploy.cluster_snapshot import FULL, PeRow, Row, Snapshot, bottleneck_of, duration
+from s4node.deploy.cluster_snapshot import (
+    FULL,
+    OF_APPS,
+    OF_NODES,
+    PeRow,
+    Row,
+    Snapshot,
+    bottleneck_of,
+    duration,
+)
 
 MOST = 3
 
@@ -131,10 +140,8 @@ class Look:
 
 def _of_app(app: str, snapshot: Snapshot) -> Snapshot:
     """The snapshot without the rows of other apps."""
-    kinds = "stages outboxes restoring watermarks windows failing inputs pes work away partitions"
-    rows = {
-        kind: [row for row in getattr(snapshot, kind) if row.app == app] for kind in kinds.split()
-    }
+    kinds = (*OF_APPS, *OF_NODES)
+    rows = {kind: [row for row in getattr(snapshot, kind) if row.app == app] for kind in kinds}
     return msgspec.structs.replace(snapshot, **rows)
 
 
