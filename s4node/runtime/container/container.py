@@ -57,6 +57,7 @@ from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import JobModel, model_of
 from s4node.runtime.inputs.port import InputPort
+from s4node.runtime.loop.stage_configs import StageConfigs
 from s4node.runtime.loop.watchdog import Watchdog
 from s4node.runtime.outputs.output_carrier import OutputCarrier
 from s4node.runtime.task.chooser import ChooserSettings
@@ -201,9 +202,10 @@ class Container:
         durable = durable_of(app, config)
         fast = [name for name in live_of(app) if name not in durable]
         recovery.check(app, config, fast, kept=self.replay.keeps)
+        StageConfigs(app, config, durable, keeps=self.replay.keeps).check()
         self._fenced = self.replay.keeps and not fast and bool(config[settings.STATE_URL])
         self._choosers = ChooserSettings.from_config(config)
-        self._choosers.check_streams([stream.name for stream in replayable(app)], live_of(app))
+        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
             self.log.check_names()
 

@@ -70,7 +70,7 @@ class Partitions:
         self._subscribers = subscribers
         self._settings = settings
         self._choosers = choosers
-        self._parallel = pipeline.parallel()
+        self._parallel = pipeline.configs.parallel()
         self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time(), loop.rest)
         self._refusals = refusals
         self._inputs = inputs

@@ -1,8 +1,8 @@
 """The loop that gives tasks their turns, and the stages that it empties.
 
 ``run_loop`` says when a task takes its next step. ``step_runner`` runs it at once, beside the loop,
-in a thread, or event by event. ``pipeline`` makes the configured stages, and says which of them
-holds which.
+in a thread, or event by event. ``stage_configs`` has the settings of stages and checks them;
+``pipeline`` makes the stages, and says which of them holds which.
 
 It may touch ``runtime.task``, ``net.egress`` (the spill), ``stages``, ``app``, ``events``,
 ``config``, ``logger`` and ``errors``, and the world: threads, clocks, trio, and a file for events

@@ -1,7 +1,7 @@
 """The pipeline of a container: its configured stages, and which of them hold which tasks.
 
 Rules
-- A setting for one stream wins over the stage's setting, and both win over ``set_parallelism``.
+- ``stage_configs`` has the settings of each stage.
 - A stage that makes tasks wait, of a stream in a partition or of a stream to other nodes or
   clusters, is watched from when it is full until it has room or is gone. The order of processing
   does the rest.
@@ -23,23 +23,18 @@ from s4node.app.plan import graph
 from s4node.app.stream import InputStream, OutputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.config.key import StageKey
-from s4node.errors import ConfigError
 from s4node.logger import get_logger
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.runtime.loop.full_outputs import FullOutputs
 from s4node.runtime.loop.spill_file import SpillFile
+from s4node.runtime.loop.stage_configs import StageConfigs
 from s4node.stages.backpressure import Edges, Order
 from s4node.stages.credit import Room
 from s4node.stages.executors import (
     DESERIALIZER,
-    REMOTE_SENDER,
-    SENDER,
     STREAM,
     Executor,
-    StageSettings,
-    executor_of,
 )
 from s4node.stages.stage import Gauge, Overflow, Stage
 
@@ -73,11 +68,8 @@ class Pipeline(Room):
         *,
         keeps: bool = False,
     ) -> None:
-        self._lossless = dict.fromkeys(durable, "durable") | {
-            name: "replayable"
-            for name, stream in app.streams.items()
-            if isinstance(stream, InputStream) and not stream.is_live
-        }
+        self.configs = StageConfigs(app, config, durable, keeps=keeps)
+        self.configs.check()
         self.order = Order(Edges(edges))
         self._app = app
         self._config = config
@@ -91,75 +83,15 @@ class Pipeline(Room):
         self.freed = False  # a stream that was held may go on
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
-            name: Gauge(self.settings(DESERIALIZER, name))
+            name: Gauge(self.configs.settings(DESERIALIZER, name))
             for name, stream in app.streams.items()
             if not isinstance(stream, OutputStream)
         }
-        for name in self._lossless:
-            executor_of(self.settings(STREAM, name))  # raises if it drops events
-        if keeps:
-            self._check_senders()
         self._log_cycles()
         self._log_strays()
         self._log_uncalled()
 
     # -- making ------------------------------------------------------------------------------
-
-    def settings(self, stage: str, stream: str) -> StageSettings:
-        return StageSettings(
-            stage,
-            stream,
-            self._value(settings.STAGE_EXECUTOR, stage, stream),
-            self._value(settings.STAGE_SIZE, stage, stream),
-            self._value(settings.STAGE_BYTES, stage, stream),
-            self._value(settings.STAGE_MAX_RATE, stage, stream),
-            self._lossless.get(stream, "") if stage in (DESERIALIZER, STREAM) else "",
-            self._key(settings.STAGE_EXECUTOR, stage, stream),
-        )
-
-    def _check_senders(self) -> None:
-        """Raise ConfigError for a sender that is to throttle or drop what commits release."""
-        for name, stream in self._app.streams.items():
-            stage = REMOTE_SENDER if isinstance(stream, OutputStream) else SENDER
-            executor = self._value(settings.STAGE_EXECUTOR, stage, name)
-            key = self._key(settings.STAGE_EXECUTOR, stage, name)
-            origin = self._config.origin(key)
-            if executor != "block" and origin != "default":
-                raise ConfigError(
-                    f"{key} = {executor} ({origin}): app {self._app.name!r} keeps state, so what "
-                    f"its tasks send leaves with their commits, and nothing of it is throttled or "
-                    f"dropped; set s4.{stage}.{name}.executor = block"
-                )
-
-    def parallelism(self, stream: str) -> int:
-        """The number of handlers of a stream that may be in flight in a partition."""
-        found = self._app.streams[stream]
-        key = settings.STREAM_PARALLELISM
-        wanted = self._value(key, STREAM, stream) or found.parallelism
-        if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):
-            if found.parallelism > 1 or self._named(key, STREAM, stream):
-                log.warning(
-                    "parallelism needs a key and no singleton; handled one by one", stream=stream
-                )
-            return 1
-        return wanted
-
-    def parallel(self) -> dict[str, int]:
-        """The streams that may have more than one handler in flight, with how many."""
-        fed = [s.name for s in self._app.streams.values() if not isinstance(s, OutputStream)]
-        return {name: n for name in fed if (n := self.parallelism(name)) > 1}
-
-    def _named(self, key: StageKey[T], stage: str, stream: str) -> bool:
-        return stream in self._config.matching(key.of[stage].pattern)
-
-    def _key(self, key: StageKey[T], stage: str, stream: str) -> str:
-        """The name of the setting that applies to a stream."""
-        setting, pattern = key.of[stage]
-        return stream.join(pattern.ends) if self._named(key, stage, stream) else setting.name
-
-    def _value(self, key: StageKey[T], stage: str, stream: str) -> T:
-        setting, pattern = key.of[stage]
-        return self._config.matching(pattern).get(stream, self._config[setting])
 
     def stages_of(self, partition: int) -> dict[str, Stage]:
         return {
@@ -176,7 +108,7 @@ class Pipeline(Room):
     def stage_of(self, stream: str, stage: str, partition: int | None = None) -> Stage:
         """A new stage of this name for a stream's events, of a partition or that leave us."""
         gauge = self.deserializers[stream] if stage == STREAM else None
-        queue = Stage(self.settings(stage, stream), partition, deserializer=gauge)
+        queue = Stage(self.configs.settings(stage, stream), partition, deserializer=gauge)
         self._queues.setdefault(stream, []).append(queue)
         if self.order.edges.group(stream):
             self.spill(stream, queue)

@@ -251,11 +251,14 @@ class ChooserSettings:
         priorities = first | config.matching(settings.STREAM_PRIORITY)
         return cls(config[settings.CHOOSER], config[settings.BATCH_SIZE], priorities, bootstrap)
 
-    def check_streams(self, replayable: Collection[str], live: Collection[str]) -> None:
-        """Raise ConfigError for settings of streams that are not inputs of these names.
+    def check(self, replayable: Collection[str], live: Collection[str]) -> None:
+        """Raise ConfigError if there is no such chooser, and for settings of streams that are not
+        inputs of these names.
 
         Only a replayable input can bootstrap: the newest event of others is unknown.
         """
+        if self.named != "round-robin":
+            plugins.found(self.named, settings.CHOOSER.name, "chooser")
         problems: list[str] = []
         inputs = ", ".join(sorted({*replayable, *live})) or "none"
         for stream in sorted({*self.priorities, *self.bootstrap}):

@@ -905,7 +905,7 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
         }
     )
     pipeline = Pipeline(app, config)
-    one, other = (pipeline.settings("stream", name) for name in ("clicks", "orders"))
+    one, other = (pipeline.configs.settings("stream", name) for name in ("clicks", "orders"))
     assert (one.executor, one.max_rate, one.max_bytes, one.capacity) == (
         "throttle",
         7,
@@ -913,7 +913,7 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
         10_000,
     )
     assert (other.executor, other.max_rate) == ("shed", 200_000)
-    assert [pipeline.parallelism(name) for name in ("clicks", "orders")] == [5, 3]
+    assert [pipeline.configs.parallelism(name) for name in ("clicks", "orders")] == [5, 3]
 
 
 def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_nearest_name(

@@ -9,10 +9,10 @@ from harness import running
 from input_systems import dies, shared
 from shared_apps import Click, Forward, OnePE
 
-from s4node import Config
+from s4node import Config, Container
 from s4node.errors import ConfigError
-from s4node.runtime.loop.pipeline import Pipeline
-from s4node.stages.executors import STREAM
+from s4node.runtime.loop.stage_configs import StageConfigs
+from s4node.stages.executors import STREAM, executor_of
 
 POLICIES = ("block", "shed", "throttle")
 LOSSLESS = ("block", "throttle")
@@ -38,22 +38,40 @@ def test_a_stage_obeys_a_policy_or_the_app_does_not_start(
 ) -> None:
     key = f"s4.{stage}.{STREAMS[stage]}.executor" if of_one else f"s4.{stage}.executor"
     if policy in OBEYED[kind][stage]:
-        made = pipeline(kind, {key: policy})
-        assert made.settings(stage, STREAMS[stage]).executor == policy
+        found = configs(kind, {key: policy})
+        found.check()
+        assert found.settings(stage, STREAMS[stage]).executor == policy
     else:
         with pytest.raises(ConfigError, match=rf"{stage}\.{STREAMS[stage]}\.executor = block"):
-            pipeline(kind, {key: policy})
+            configs(kind, {key: policy}).check()
+
+
+@pytest.mark.parametrize("stage", STREAMS)
+def test_an_executor_that_does_not_exist_is_refused_for_every_stage(stage: str) -> None:
+    with pytest.raises(ConfigError, match=f"'no.such:Class' of s4.{stage}.executor"):
+        configs("without state", {f"s4.{stage}.executor": "no.such:Class"}).check()
+
+
+@pytest.mark.parametrize("key", ["s4.sender.executor", "task.chooser.class"])
+async def test_a_class_that_does_not_exist_is_found_before_an_earlier_version_stops(
+    key: str,
+) -> None:
+    container = Container(OnePE(Forward), Config.from_values({key: "no.such:Class"}))
+    with pytest.raises(ConfigError, match=key):
+        await container.prepare()
 
 
 @pytest.mark.parametrize("kind", OBEYED)
 def test_what_is_not_set_is_refused_in_no_app(kind: str) -> None:
-    assert pipeline(kind, {}).settings("sender", "clicks").executor == "throttle"
+    found = configs(kind, {})
+    found.check()
+    assert found.settings("sender", "clicks").executor == "throttle"
 
 
 @pytest.mark.parametrize("kind", ["durable input", "replayable input"])
 def test_a_lossless_input_that_throttles_makes_its_source_wait(kind: str) -> None:
-    stage = pipeline(kind, {"s4.stream.executor": "throttle"}).stage_of("clicks", STREAM, 0)
-    assert stage.executor.withholds
+    found = configs(kind, {"s4.stream.executor": "throttle"})
+    assert executor_of(found.settings(STREAM, "clicks")).withholds
 
 
 async def test_a_container_whose_input_would_drop_replayable_events_ends_with_the_setting(
@@ -75,11 +93,10 @@ async def test_a_container_whose_input_would_drop_replayable_events_ends_with_th
 # -- set-up ---------------------------------------------------------------------------------------
 
 
-def pipeline(kind: str, values: dict[str, str]) -> Pipeline:
+def configs(kind: str, values: dict[str, str]) -> StageConfigs:
     app = OnePE(Forward)
     app.pe.out = app.create_output_stream("out", key="user", types=Click)
     if kind == "replayable input":
         app.streams["clicks"].system = "memory"
     durable = ("clicks",) if kind == "durable input" else ()
-    config = Config.from_values(values)
-    return Pipeline(app, config, {}, durable, keeps=kind != "without state")
+    return StageConfigs(app, Config.from_values(values), durable, keeps=kind != "without state")
