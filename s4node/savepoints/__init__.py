@@ -1,7 +1,7 @@
 """Savepoints: named, consistent states of a whole job.
 
 ``place`` has the operations, which ``folders`` implements for a folder and ``shipped`` for a URL.
-``writer`` makes a savepoint of given databases. ``offsets.cuts`` explains how tasks make cuts that
+``deploy.savepoint`` takes one of a running job. ``writer`` makes a savepoint of given databases. ``offsets.cuts`` explains how tasks make cuts that
 fit each other.
 
 It may touch ``state``, ``offsets``, ``config``, ``failpoints``, ``logger`` and ``errors``, and the

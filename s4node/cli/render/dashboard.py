@@ -232,7 +232,7 @@ def _stages(rows: Sequence[Row], *, live: bool) -> Table:
                 f"{row.fullest:.0%}" if row.depth else "",
                 str(row.admitted or ""),
                 *(("" if row.rate is None else f"{row.rate:,.0f}/s",) if live else ()),
-                f"{row.waited_last * 1000:.1f} ms" if row.waited_last >= _WAITED else "",
+                duration(row.waited_last) if row.waited_last >= _WAITED else "",
                 shed,
                 *(str(getattr(row, name) or "") for name in rare),
             )

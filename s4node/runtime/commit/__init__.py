@@ -1,7 +1,8 @@
 """Commits of tasks, rollback to the last commit, and dead letters.
 
 ``committer`` writes a task's state, its offsets, the numbers of its producers and outgoing frames
-together. ``recovery`` rolls a task back after a failure; ``dead_letter_queue`` keeps events that
+together; ``task_commit`` has what one commit of a task takes and acknowledges, and
+``savepoint_requests`` has the tasks make the cuts of a savepoint. ``recovery`` rolls a task back after a failure; ``dead_letter_queue`` keeps events that
 cannot be processed, in the ``dead_letter_stream``. ``careful_mode`` has events processed one at a
 time after deaths. ``retries`` asks a place for state that does not answer again.
 
