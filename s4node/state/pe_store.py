@@ -5,7 +5,8 @@ Rules
   dispatch compares marks before each event; touching an instance again costs nothing else.
 - Touched instances are listed by key group. A commit takes the lists and encodes the instances in
   slices between batches, group by group and in order: sorted rows are written ten times as fast. An
-  instance that is about to be touched again is encoded first.
+  instance that is about to be touched again is encoded first. A commit looks only at groups of
+  touched instances: there are thousands of others.
 - An instance that leaves the cache is encoded at once, and loaded again when its key comes back. If
   it cannot be encoded, the changes are spoiled, and the next commit, at once, raises the reason.
 - Handlers in threads touch instances at the same time. They only append to lists; here only the
@@ -38,6 +39,16 @@ _decode = msgspec.msgpack.Decoder(tuple[int, str, float, int | bool]).decode
 
 _START = struct.Struct(">d")
 _KEY_AT = PREFIX_BYTES + _START.size
+
+
+class Group(list[Any]):
+    """The touched instances of a key group, each once; its ``row`` is how their rows begin."""
+
+    __slots__ = ("row",)
+
+    def __init__(self, row: bytes) -> None:
+        super().__init__()
+        self.row = row
 
 
 class Codec(Protocol):
@@ -77,7 +88,8 @@ class SavedInstances:
         self.stored = stored
         self.ends = False
         self.mark = object()
-        self._touched: dict[bytes, list[Any]] = {}  # by key group, each instance once
+        self._groups: dict[bytes, Group] = {}
+        self._touched: dict[bytes, Group] = {}  # those of instances touched since the last commit
         self._left = 0  # how many of them have left memory since
         self._leaving = Lock()
         self._left_at_most = _MANY
@@ -120,10 +132,11 @@ class SavedInstances:
             self._commit(instance)
         instance._mark = self.mark
         try:
-            instance._group.append(instance)
+            group = instance._group
         except AttributeError:  # it has never been saved
-            self._assign(instance)
-            instance._group.append(instance)
+            group = self._assign(instance)
+        group.append(instance)
+        self._touched[group.row] = group  # after the other: a commit may begin in between
 
     @property
     def touched(self) -> bool:
@@ -135,9 +148,10 @@ class SavedInstances:
         assert not self._unsaved, "a commit is under way"
         touched = self._touched
         for group in sorted(touched, reverse=True):
-            if instances := touched[group][:]:
+            listed = touched.pop(group)
+            if instances := listed[:]:
                 self._unsaved.append(instances)
-                del touched[group][: len(instances)]
+                del listed[: len(instances)]
         self._left = 0
         self._saving, self.mark = self.mark, object()
 
@@ -238,11 +252,14 @@ class SavedInstances:
         except NotSaveable as error:
             self._changes.spoil(error)
 
-    def _assign(self, instance: Any) -> None:
+    def _assign(self, instance: Any) -> Group:
         """Note in an instance where it is saved, and in which list it is when it is touched."""
-        row = instance._row = self._row(instance.key)
-        group = row[:2]
-        instance._group = self._touched.setdefault(group, [])
+        row = instance._row = self._row_at(instance)
+        group = instance._group = self._groups.setdefault(row[:2], Group(row[:2]))
+        return group
+
+    def _row_at(self, instance: Any) -> bytes:
+        return self._row(instance.key)
 
     def _any_row(self, key: Key | None) -> bytes:
         if key is None:
@@ -284,10 +301,6 @@ class SavedWindowInstances(SavedInstances):
             self._changes.add(instance._row, self._codec.encode(instance))
         except NotSaveable as error:
             self._changes.spoil(error)
-
-    def _assign(self, instance: Any) -> None:
-        row = instance._row = self._row_at(instance)
-        instance._group = self._touched.setdefault(row[:2], [])
 
     def _row_at(self, instance: Any) -> bytes:
         key = instance.key
