@@ -69,7 +69,7 @@ class Pipeline(Room):
         keeps: bool = False,
     ) -> None:
         self.configs = StageConfigs(app, config, durable, keeps=keeps)
-        self.configs.check()
+        self.configs.check_executors()
         self.order = Order(Edges(edges))
         self._app = app
         self._config = config

@@ -50,7 +50,7 @@ class StageConfigs:
             if isinstance(stream, InputStream) and not stream.is_live
         }
 
-    def check(self) -> None:
+    def check_executors(self) -> None:
         """Raise ConfigError if a stage has no such executor, or may not have it."""
         for name, stream in self._app.streams.items():
             is_output = isinstance(stream, OutputStream)

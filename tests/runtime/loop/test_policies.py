@@ -39,17 +39,17 @@ def test_a_stage_obeys_a_policy_or_the_app_does_not_start(
     key = f"s4.{stage}.{STREAMS[stage]}.executor" if of_one else f"s4.{stage}.executor"
     if policy in OBEYED[kind][stage]:
         found = configs(kind, {key: policy})
-        found.check()
+        found.check_executors()
         assert found.settings(stage, STREAMS[stage]).executor == policy
     else:
         with pytest.raises(ConfigError, match=rf"{stage}\.{STREAMS[stage]}\.executor = block"):
-            configs(kind, {key: policy}).check()
+            configs(kind, {key: policy}).check_executors()
 
 
 @pytest.mark.parametrize("stage", STREAMS)
 def test_an_executor_that_does_not_exist_is_refused_for_every_stage(stage: str) -> None:
     with pytest.raises(ConfigError, match=f"'no.such:Class' of s4.{stage}.executor"):
-        configs("without state", {f"s4.{stage}.executor": "no.such:Class"}).check()
+        configs("without state", {f"s4.{stage}.executor": "no.such:Class"}).check_executors()
 
 
 @pytest.mark.parametrize("key", ["s4.sender.executor", "task.chooser.class"])
@@ -64,7 +64,7 @@ async def test_a_class_that_does_not_exist_is_found_before_an_earlier_version_st
 @pytest.mark.parametrize("kind", OBEYED)
 def test_what_is_not_set_is_refused_in_no_app(kind: str) -> None:
     found = configs(kind, {})
-    found.check()
+    found.check_executors()
     assert found.settings("sender", "clicks").executor == "throttle"
 
 
