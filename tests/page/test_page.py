@@ -52,10 +52,13 @@ class Last(ProcessingElement):
     page: str = ""
     def on_event(self, click: Click):
         self.page = click.page
+        self.out.put(click)
 class Clicks(App):
     def on_init(self):
         count = self.create_pe(Count)
-        count.seen = self.create_stream("seen", self.create_pe(Last), key="user")
+        last = self.create_pe(Last)
+        last.out = self.create_output_stream("out")
+        count.seen = self.create_stream("seen", last, key="user")
         self.create_input_stream("clicks", count, key="user")
 app = Clicks("counter")
 """
@@ -164,8 +167,11 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, width: int = 1024, scheme: str = "light") -> Iterator[Page]:
-    """The page, with a count of its own: an error of it fails the test."""
+def opened(
+    browser: Browser, url: str, width: int = 1024, scheme: str = "light", *, missing: bool = False
+) -> Iterator[Page]:
+    """The page, with a count of its own: an error of it fails the test. That the node lacks what
+    the page asks for is one unless it is ``missing`` on purpose: the browser says it itself."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     page = context.new_page()
     page.set_default_timeout(LONG_MS)
@@ -177,6 +183,7 @@ def opened(browser: Browser, url: str, width: int = 1024, scheme: str = "light")
             message.type == "error"
             and "ERR_CONNECTION"
             not in message.text  # of a node that is away, as the browser says it
+            and not (missing and "404" in message.text)
             and errors.append(message.text)
         ),
     )
@@ -208,7 +215,8 @@ def test_a_sent_event_is_seen_within_two_seconds_and_its_key_has_its_state(
         nodes.send(*[{"user": user}] * 50)
         milliseconds = page.evaluate(SEEN, {"text": user, "began": began})
         assert milliseconds < 2000
-        page.get_by_role("button", name=user).first.click()
+        row = page.locator("#pes tr", has_text="Count")
+        row.get_by_role("button", name=user).click()
         page.locator("#state", has_text="clicks").wait_for()
         shown = page.locator("#state").inner_text()
         assert "50" in shown.splitlines()
@@ -216,7 +224,9 @@ def test_a_sent_event_is_seen_within_two_seconds_and_its_key_has_its_state(
 
 
 def test_names_and_reasons_are_text_whatever_they_contain(browser: Browser, nodes: Nodes) -> None:
-    nodes.send({"user": ODD}, {"user": ODD}, {"user": "ann", "page": "/"})
+    for _ in range(8):  # keys are counted in a sample of slices
+        nodes.send({"user": ODD})
+    nodes.send({"user": ODD}, {"user": "ann", "page": "/"})
     with opened(browser, nodes.url("one")) as page:
         page.locator("#dead td", has_text=ODD).first.wait_for()
         page.locator("#pes button", has_text="<script>").first.wait_for()
@@ -236,9 +246,19 @@ def test_the_page_of_a_node_shows_all_nodes_and_the_graph(browser: Browser, node
             page.locator("#partitions h3", has_text=name).wait_for()
         assert page.locator("#partitions li").count() == 4
         graph = page.locator("#graph svg")
-        for name in ("clicks", "Count", "seen", "Last"):
+        for name in ("clicks", "Count", "seen", "Last", "out"):
             graph.locator("text", has_text=name).first.wait_for()
         page.locator("#why h2", has_text="counter").wait_for()
+
+
+def test_a_key_that_is_not_saved_has_its_owner_shown(browser: Browser, nodes: Nodes) -> None:
+    with opened(browser, nodes.url("one"), missing=True) as page:
+        page.locator("#pes tr").first.wait_for()
+        page.locator("#key input[name=key]").fill("nobody")
+        page.locator("#key button").press("Enter")
+        page.locator("#state", has_text="nothing is saved of this key").wait_for()
+        shown = page.locator("#state").inner_text()
+        assert re.search(r"of partition \d+, which is on node '(one|two)'", shown)
 
 
 def test_a_node_that_wants_a_token_gets_it_from_the_page(browser: Browser, nodes: Nodes) -> None:
@@ -288,6 +308,8 @@ def test_the_page_fits_and_axe_finds_nothing_serious(
         page.locator("#pes tr").first.wait_for()
         page.locator("#chart canvas").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        graph = page.locator("#graph .scroll")
+        assert graph.evaluate("graph => graph.scrollWidth <= graph.clientWidth")
         if folder := os.environ.get("SCREENSHOTS"):
             page.screenshot(path=f"{folder}/page-{width}-{scheme}.png", full_page=True)
         page.evaluate(axe)
