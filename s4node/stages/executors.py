@@ -137,6 +137,14 @@ def fitting(load: Load, events: int, size: int) -> int:
     return max(min(events, load.capacity - load.depth), 0)
 
 
+def all_or_none(load: Load, events: int, size: int) -> int:
+    """All of ``events`` if the stage is below its capacity, or none."""
+    if not load.depth:
+        return events
+    over = load.withheld or load.bytes + size > load.max_bytes
+    return 0 if over else events
+
+
 class Block(Executor):
     """Drops nothing: the sender waits.
 
@@ -149,11 +157,7 @@ class Block(Executor):
     waits_from = 1.0
 
     def admits(self, load: Load, events: int, size: int, now: float) -> int:
-        """All of ``events`` if the stage is below its capacity, or none."""
-        if not load.depth:
-            return events
-        over = load.withheld or load.bytes + size > load.max_bytes
-        return 0 if over else events
+        return all_or_none(load, events, size)
 
 
 class Shed(Executor):
@@ -216,7 +220,8 @@ class LosslessThrottle(Throttle):
 
     withholds = True
 
-    admits = Block.admits
+    def admits(self, load: Load, events: int, size: int, now: float) -> int:
+        return all_or_none(load, events, size)
 
 
 BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle": Throttle}
