@@ -28,6 +28,7 @@ from s4node.events.event import Event
 from s4node.events.routing import compiled
 
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+_SMALL = (1 << 30) - 1  # what Python compares quickly
 _ZEROS: dict[Any, Any] = {int: 0, float: 0.0, Decimal: Decimal(0), timedelta: timedelta(0)}
 _NUMBER: Any = int | float
 
@@ -71,7 +72,7 @@ def Sum(field: str) -> Any:  # noqa: N802
         state = kind if kind in _ZEROS else _NUMBER
         add, both = "{s} + {v}", "{s} + {o}"
         if state in (int, _NUMBER):
-            within = f"t if {_LEAST} <= (t := {{}}) <= {_MOST} else {{{{b0}}}}(t)"
+            within = f"{{{{b0}}}}(t) if (t := {{}}) > {_SMALL} or t < -{_SMALL} else t"
             add, both = within.format(add), within.format(both)
         return Aggregate(state, _ZEROS.get(kind, 0), add, both, field, None, (in_64_bits,))
 
@@ -153,7 +154,7 @@ def count_nan(pe: Any, state: Any) -> Any:
 
 def in_64_bits(total: Any) -> Any:
     """A sum; raises EventError for a whole number that no row has room for."""
-    if type(total) is int:
+    if type(total) is int and not _LEAST <= total <= _MOST:
         raise EventError(f"the sum is {total}, beyond 64 bits; make the field a float or Decimal")
     return total
 
