@@ -2,7 +2,9 @@
 
 Events are 10,000 a second of their own time, in disorder by up to two seconds; keys are drawn by
 Zipf's law. Each kind of windows runs without state and with it. A run is checked: every event is in
-one window (of ten, if windows overlap), and none is late. ``many_windows`` has the last rows.
+one window (of ten, if windows overlap), and none is late. A count and a sum are made by hand and
+by ``Aggregates``; ``of_by_hand`` has the ratio of their CPU time. ``many_windows`` has the last
+rows.
 
 If Bytewax is installed (``pip install bytewax``), its windows run over the same events, too: in one
 process, without sockets, encoding or state. Their ratio is to the same count by key alone.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
@@ -43,15 +45,20 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.windows import WindowKind, hopping, session, tumbling
 from s4node.events.event import Event
 from s4node.net.client.client import Client
+from s4node.pes import aggregates
+from s4node.pes.aggregates import Aggregates, Sum
 from s4node.runtime.container.container import Container
 
 ORDERED = "tumbling(10), order='time'"
+BY_HAND, BY_AGGREGATES = "tumbling(10), a sum by hand", "tumbling(10), a sum by Aggregates"
 KINDS: dict[str, Any] = {
     "none": None,
     "tumbling(10)": tumbling(10),
     "hopping(10, every=1)": hopping(10, every=1),
     "session(gap=1)": session(gap=1),
     ORDERED: tumbling(10),
+    BY_HAND: tumbling(10),
+    BY_AGGREGATES: tumbling(10),
 }
 
 PEER = "Bytewax, in process"
@@ -96,6 +103,36 @@ class WindowedCount(Count):
         self.closed[1] += self.count
 
 
+class Summed(WindowedCount):
+    """Counts and adds up by hand."""
+
+    total: int = 0
+
+    def on_event(self, event: Timed) -> None:
+        """Count one event, and add its value."""
+        self.count += 1
+        self.total += event.value
+
+
+class Aggregated(Aggregates, of=Timed):
+    """Counts and adds up by aggregates."""
+
+    count = aggregates.Count()
+    total = Sum("value")
+
+    def on_window(self) -> None:
+        """Note the count."""
+        Count.closed[0] += 1
+        Count.closed[1] += self.count
+
+
+_PES: dict[str, type[ProcessingElement]] = {
+    "none": Count,
+    BY_HAND: Summed,
+    BY_AGGREGATES: Aggregated,
+}
+
+
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each kind of windows, without state and with it."""
     runs, seconds = (1, 0.5) if quick else (3, 5.0)
@@ -107,7 +144,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     if importlib.util.find_spec("bytewax") is None:
         say("no rows of Bytewax, which is not installed; pip install bytewax")
     else:
-        for kind in sorted(KINDS.keys() - {"none", ORDERED}):
+        for kind in sorted(KINDS.keys() - {"none", ORDERED, BY_HAND, BY_AGGREGATES}):
             cases[kind, PEER] = partial(
                 measured, "windows.bytewax_windows", kind=kind, seconds=seconds
             )
@@ -118,8 +155,15 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         result = Result.of("windows", ones, limit, windows=kind, grade=grade)
         results_per_event = middle([one["results"] / one["events"] for one in ones])
         result.notes["results_per_event"] = results_per_event
+        if kind == BY_AGGREGATES:
+            result.notes["of_by_hand"] = _cpu(ones) / _cpu(found[BY_HAND, grade])
         results.append(result)
     return results + many_windows.run(quick=quick, say=say)
+
+
+def _cpu(ones: Sequence[Run]) -> float:
+    """The CPU time of the node for an event."""
+    return middle([one["cpu_s"] / one["events"] for one in ones])
 
 
 def _system(kind: str, grade: str, seconds: float) -> Run:
@@ -141,7 +185,7 @@ def windowed(task: dict[str, Any]) -> None:
     """Run a node with the count; on a message it reports what it has counted."""
     kind = KINDS[task["kind"]]
     app = App("windows")
-    count = app.create_pe(WindowedCount if kind is not None else Count)
+    count = app.create_pe(_PES.get(task["kind"], WindowedCount))
     if kind is not None:
         count.set_window(kind)
     order = "time" if task["kind"] == ORDERED else ""
