@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import trio
 
 from s4node.errors import S4Error
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.streams import LogPartition

@@ -87,7 +87,7 @@ PURE_MODULES = {
     "metrics": "registry statistics table",
     "events": (
         "copies declared_types event event_time json_objects keepable key_crowding keys "
-        "plain_values routing schema type_growth type_text"
+        "plain_values routing schema type_declaration type_growth type_text"
     ),
     "app": (
         "app handlers in_order instances open_windows overlapping_windows pe_codec pe_timers "

@@ -36,15 +36,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, S4Error, on_one_line
 from s4node.events.event import LIVE, GenericEvent
-from s4node.events.schema import (
-    GENERIC,
-    UNREADABLE,
-    EventType,
-    JsonText,
-    OpenType,
-    TypeDecl,
-    fingerprint_of,
-)
+from s4node.events.schema import GENERIC, UNREADABLE, EventType, JsonText, OpenType
+from s4node.events.type_declaration import TypeDecl, fingerprint_of
 from s4node.failpoints import passing
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client

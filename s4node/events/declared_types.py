@@ -19,7 +19,8 @@ from uuid import UUID
 import msgspec
 
 from s4node.events.routing import KeyRule
-from s4node.events.schema import GENERIC, UNREADABLE, TypeDecl
+from s4node.events.schema import GENERIC, UNREADABLE
+from s4node.events.type_declaration import TypeDecl
 from s4node.events.type_growth import Alternative, DictOf, Fields, Items, Name, Type, TypeParser
 
 _INT = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]

@@ -24,7 +24,8 @@ from msgspec import inspect
 from s4node.errors import EventTimeError, GraphError, KeyFinderError, described, is_signal
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
-from s4node.events.schema import GENERIC, TypeDecl
+from s4node.events.schema import GENERIC
+from s4node.events.type_declaration import TypeDecl
 
 
 class KeyRule:

@@ -1,10 +1,6 @@
-"""Event types on the wire: stable names, schema fingerprints, and the codec of a whole batch.
+"""Event types on the wire: their classes, and the codec of a whole batch.
 
 Rules
-- A type is identified by its name and a fingerprint of its ordered fields.
-- A reader understands another version of a type if the shorter field list is the beginning of the
-  longer one, what the writer lacks has defaults on the reader's side, and the reader's types take
-  all values of the writer's (``type_growth``).
 - A node's key and time fields do not change. A peer that knows only the types leaves it
   the rest.
 - One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
@@ -15,11 +11,9 @@ Rules
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import repeat
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import inspect
@@ -34,15 +28,12 @@ from s4node.events.json_objects import (
     twin,
 )
 from s4node.events.keepable import DeepDecoder, check_dates, decoder_of, held_in
-from s4node.events.type_growth import takes
+from s4node.events.type_declaration import FieldDecl, TypeDecl, fingerprint_of, refusal_of
 from s4node.events.type_text import type_text
 
 GENERIC = "GenericEvent"
 
 _BASE64 = ("bytes", "bytearray")  # they are text in JSON
-
-MAX_DECLARED = 64
-"""The most event types that one hello may declare, in either direction."""
 
 _SHOWN = 100  # characters of a JSON text
 
@@ -51,9 +42,6 @@ _PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`\Z")  # that msgspec ends a message wi
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for bad bytes; it raises Python's own ones for text that is not UTF-8 and
 for values nested too deeply."""
-
-FieldDecl: TypeAlias = tuple[str, str, bool]
-"""A field's name, its type as text, and whether it must be present."""
 
 _encoder = msgspec.msgpack.Encoder()
 _raw_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -65,46 +53,6 @@ _json_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 Refusals: TypeAlias = list[tuple[int, str]]
 """Index in the batch and the reason, for each event that did not decode."""
-
-
-class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
-    """A type as it is declared on the wire."""
-
-    name: str
-    fingerprint: Annotated[int, msgspec.Meta(ge=0)]
-    fields: tuple[FieldDecl, ...]
-
-    def refusal_of(self, writer: TypeDecl) -> str | None:
-        """The reason why nobody can read ``writer``'s events as this type; None if somebody may."""
-        return refusal_of(self, writer)
-
-
-def size_of(declared: TypeDecl) -> int:
-    """The bytes of a declared type, about."""
-    fields = sum(len(name) + len(kind) for name, kind, _ in declared.fields)
-    return len(declared.name) + 16 + fields
-
-
-def check_declared(stream: str, types: Sequence[TypeDecl]) -> str:
-    """The reason why these types cannot be declared in one hello; empty if they can."""
-    if len(types) > MAX_DECLARED:
-        return (
-            f"stream {stream!r}: the hello declares {len(types)} event types; declare at most "
-            f"{MAX_DECLARED}"
-        )
-    for declared in types:
-        if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
-            return (
-                f"stream {stream!r}: {declared.fingerprint} is not the fingerprint of "
-                f"{declared.name} with these fields"
-            )
-    return ""
-
-
-def fingerprint_of(name: str, fields: Sequence[FieldDecl]) -> int:
-    """The first 8 bytes of SHA-256 over ``name(field:type,...)``, as a number >= 0."""
-    text = f"{name}({','.join(f'{field}:{kind}' for field, kind, _ in fields)})"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 JsonText: TypeAlias = bytes
@@ -129,38 +77,6 @@ class JsonType:
         return b"[" + b",".join(events) + b"]"
 
     encode_checked = encode
-
-
-def refusal_of(
-    reader: TypeDecl, writer: TypeDecl, marked: Sequence[str] = (), fixed: Collection[str] = ()
-) -> str | None:
-    """The reason why events of ``writer``'s version cannot be read as ``reader``'s, or None.
-
-    ``marked`` are the reader's types as text with marks, if they are known. The types of
-    ``fixed`` fields have to be the same.
-    """
-    if writer.name != reader.name:
-        return f"type {writer.name!r} is not {reader.name!r}"
-    ours, theirs = reader.fields, writer.fields
-    for (name, kind, _), its, full in zip(ours, theirs, marked or repeat(""), strict=False):
-        if (name, kind) == its[:2]:
-            continue
-        if name != its[0]:
-            rule = "fields may only be appended"
-        elif name in fixed:
-            rule = "the type of a key or a time may not change"
-        elif takes(full or kind, its[1], marked=bool(full)):
-            continue
-        else:
-            rule = "a reader's type has to take all values of the writer's"
-        return f"{reader.name}: field {its[0]}: {its[1]} where this side has {name}: {kind}; {rule}"
-    for name, kind, required in ours[len(theirs) :]:
-        if required:
-            return (
-                f"{reader.name}: field {name}: {kind} is missing and has no default here; "
-                f"give it one"
-            )
-    return None
 
 
 def misfit(stream: str, taken: Mapping[str, TypeDecl | EventType], sent: TypeDecl) -> str:

@@ -17,7 +17,8 @@ import msgspec
 
 from s4node.events.declared_types import checks_of
 from s4node.events.json_objects import are_objects
-from s4node.events.schema import GENERIC, UNREADABLE, TypeDecl
+from s4node.events.schema import GENERIC, UNREADABLE
+from s4node.events.type_declaration import TypeDecl
 from s4node.http.messages import JSON, Answer, Request
 
 NDJSON = "application/x-ndjson"

@@ -28,16 +28,8 @@ from s4node.errors import LimitReached, S4Error, StoreCorrupt, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.events.routing import KeyRule, Router
-from s4node.events.schema import (
-    GENERIC,
-    MAX_DECLARED,
-    EventType,
-    OpenType,
-    TypeDecl,
-    TypeReader,
-    check_declared,
-    size_of,
-)
+from s4node.events.schema import GENERIC, EventType, OpenType, TypeReader
+from s4node.events.type_declaration import MAX_DECLARED, TypeDecl, check_declared, size_of
 from s4node.log.log_rows import LogRows
 from s4node.log.partition.ledger import Appended, Incoming, part_name
 from s4node.log.partition.partition_rows import StoredFrame

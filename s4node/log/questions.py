@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from s4node.errors import LimitReached, S4Error, StartpointError, StoreError, UnknownStream
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.log.hosted import describe
 from s4node.log.hosted_streams import HostedStreams
 from s4node.log.partition.ledger import Incoming, unfit

@@ -17,7 +17,7 @@ import trio
 
 from s4node import threads
 from s4node.errors import InputLost, S4Error, StartpointError, StoreCorrupt
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.log.partition.ledger import Appended, Incoming, part_name, part_of
 from s4node.log.partition.partition_file import PartitionFile, Standing
 from s4node.log.partition.partition_rows import StagedRow, StoredFrame

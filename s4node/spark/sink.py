@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 
 from s4node import tokens
 from s4node.errors import ConfigError, S4Error, SinkError, UnknownStream
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.net.wire import frame as wire
 from s4node.spark.addresses import (

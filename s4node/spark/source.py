@@ -28,7 +28,8 @@ from pyspark.sql.types import StructType
 
 from s4node.config import plugins
 from s4node.errors import ConfigError, StoreCorrupt
-from s4node.events.schema import GENERIC, EventType, TypeDecl
+from s4node.events.schema import GENERIC, EventType
+from s4node.events.type_declaration import TypeDecl
 from s4node.offsets.startpoint import Specific, Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions

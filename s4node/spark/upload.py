@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from s4node import tokens
 from s4node.errors import SinkError
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import Connection, connect

@@ -19,7 +19,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.events.event import GenericEvent
-from s4node.events.schema import EventType, TypeDecl, TypeReader, reader_of
+from s4node.events.schema import EventType, TypeReader, reader_of
+from s4node.events.type_declaration import TypeDecl
 from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import (
     END_OF_STREAM,

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import msgspec
 
 from s4node.errors import S4Error
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import raws_of
 from s4node.state import remote_log

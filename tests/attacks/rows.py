@@ -12,7 +12,8 @@ from harness import colliding_map, colliding_pairs, colliding_query
 
 from s4node import Client, Event
 from s4node.events.event import GenericEvent
-from s4node.events.schema import EventType, fingerprint_of
+from s4node.events.schema import EventType
+from s4node.events.type_declaration import fingerprint_of
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 

@@ -26,7 +26,8 @@ from s4node import Event, GenericEvent
 from s4node.config import settings
 from s4node.config.key import Setting
 from s4node.events.keys import Partitioner, crc32m, key_bytes
-from s4node.events.schema import EventType, TypeDecl
+from s4node.events.schema import EventType
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.ingress import connection, report
 from s4node.net.ingress.peer_limits import LIMITS
 from s4node.net.wire import frame as wire

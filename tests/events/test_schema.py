@@ -24,12 +24,11 @@ from s4node.events.schema import (
     JsonText,
     JsonType,
     Refusals,
-    TypeDecl,
     TypeReader,
-    fingerprint_of,
     raws_in,
     reader_of,
 )
+from s4node.events.type_declaration import TypeDecl, fingerprint_of
 
 
 class Click(Event):

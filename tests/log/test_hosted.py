@@ -10,7 +10,7 @@ from harness import data_frame
 from s4node.errors import StoreError
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner
-from s4node.events.schema import fingerprint_of
+from s4node.events.type_declaration import fingerprint_of
 from s4node.log.hosted import HostedStream, Shared
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done

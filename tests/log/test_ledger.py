@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import StoreCorrupt
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.log.partition.ledger import Appended, Incoming, Ledger, part_name, part_of, unfit
 from s4node.net.wire.frame import Section
 from s4node.offsets.producer_offsets import SavedProducer

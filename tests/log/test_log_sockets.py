@@ -33,7 +33,8 @@ from s4node.errors import (
     UnknownStream,
 )
 from s4node.events.keys import Partitioner
-from s4node.events.schema import EventType, JsonText, TypeDecl, fingerprint_of
+from s4node.events.schema import EventType, JsonText
+from s4node.events.type_declaration import TypeDecl, fingerprint_of
 from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest

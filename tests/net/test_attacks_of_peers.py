@@ -19,7 +19,7 @@ from harness import DEADLINE, NodeProcess, colliding_pairs, colliding_query, nod
 from shared_apps import VICTIM, Click
 
 from s4node import Client, Event
-from s4node.events.schema import fingerprint_of
+from s4node.events.type_declaration import fingerprint_of
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 

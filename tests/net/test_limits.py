@@ -14,7 +14,8 @@ from log_nodes import log_node
 from shared_apps import Click
 from structlog.testing import capture_logs
 
-from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.events.schema import EventType
+from s4node.events.type_declaration import TypeDecl, fingerprint_of
 from s4node.net.ingress.peer_limits import PeerLimits
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire

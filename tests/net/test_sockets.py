@@ -29,7 +29,8 @@ from structlog.testing import capture_logs
 
 from s4node import Client, Event
 from s4node.errors import ConfigError, ConnectionRefused
-from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.events.schema import EventType
+from s4node.events.type_declaration import TypeDecl, fingerprint_of
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from s4node.errors import StoreCorrupt
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.wire.frame import Section
 from s4node.offsets.producer_offsets import SavedProducer
 

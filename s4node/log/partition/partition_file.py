@@ -31,7 +31,7 @@ import msgspec
 
 from s4node import clocks
 from s4node.errors import StoreError
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.failpoints import passing
 from s4node.log.partition.ledger import Ledger, Plan
 from s4node.log.partition.partition_database import (

@@ -19,7 +19,8 @@ from s4node import clocks
 from s4node.errors import EventError, StageBroken, StageClosed, WouldBlock
 from s4node.events.copies import copies_of
 from s4node.events.event import GenericEvent
-from s4node.events.schema import GENERIC, EventType, TypeDecl
+from s4node.events.schema import GENERIC, EventType
+from s4node.events.type_declaration import TypeDecl
 from s4node.logger import get_logger
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.refusal import Refusal

@@ -33,7 +33,8 @@ from s4node.errors import ConfigError, GraphError
 from s4node.events.event import footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
 from s4node.events.routing import KeyRule, Router, key_text
-from s4node.events.schema import JsonText, TypeDecl
+from s4node.events.schema import JsonText
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.egress.closed_layouts import (
     ClosedLayout,
     Place,

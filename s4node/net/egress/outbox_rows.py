@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from s4node.errors import StateError
-from s4node.events.schema import EventType, TypeDecl, class_of
+from s4node.events.schema import EventType, class_of
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.egress.lane import Forget, Lane, OutgoingFrame
 from s4node.net.egress.refusal import Refusal, Unsent
 from s4node.net.egress.stream_types import StreamTypes

@@ -17,7 +17,8 @@ from s4node.events.copies import copier_of
 from s4node.events.declared_types import key_of_texts
 from s4node.events.keys import KeySpec
 from s4node.events.routing import KeyRule, producer_rule
-from s4node.events.schema import EventType, JsonText, JsonType, TypeDecl, misfit
+from s4node.events.schema import EventType, JsonText, JsonType, misfit
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.wire import frame as wire
 
 

@@ -24,7 +24,7 @@ from s4node import clocks
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConnectionRefused, StageBroken
-from s4node.events.schema import size_of
+from s4node.events.type_declaration import size_of
 from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials

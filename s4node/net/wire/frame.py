@@ -23,7 +23,7 @@ import msgspec
 
 from s4node.errors import LocalFrameError, RemoteFrameError
 from s4node.events.plain_values import plain_of, value_of
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 
 VERSION = 1
 MAGIC = b"S4" + bytes((VERSION, 0))

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from s4node.app.stream import Stream
 from s4node.events.event import EventBatch
 from s4node.events.routing import Router
-from s4node.events.schema import EventType, TypeDecl, TypeReader, check_declared, misfit
+from s4node.events.schema import EventType, TypeReader, misfit
+from s4node.events.type_declaration import TypeDecl, check_declared
 from s4node.net.ingress.producer_lane import FrameReceipt
 from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.errors import LocalFrameError, RemoteFrameError
-from s4node.events.schema import TypeDecl
+from s4node.events.type_declaration import TypeDecl
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import BadFrame, Frame, check_sections, encode_frame, read_envelope
 

@@ -13,7 +13,8 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
-from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.events.schema import EventType
+from s4node.events.type_declaration import TypeDecl, fingerprint_of
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import Effects
 from s4node.net.wire import frame as wire
