@@ -123,8 +123,8 @@ PURE_MODULES = {
     "cluster.coordination": "assignment entries view",
     "cluster.node": "app_details container_status history restart_policy supervisor_protocol",
     "runtime.event_time": (
-        "alignment derived_times held_streams put_times saved_times sources state_use task_times "
-        "timed_stream window_state"
+        "alignment deadlines derived_times held_streams put_times saved_times sources state_use "
+        "task_times timed_stream window_state"
     ),
     "runtime.task.poison": ("dead_letter failed_hooks isolation poison_events"),
     "runtime.task": (

@@ -14,7 +14,7 @@ Rules
 - The watermarks that have changed are derived in a step, and what depends on them; see
   ``derived_times``. That is at once if a window or timer may be due by it, and soon if it may not.
   Before events are processed they are right in any case.
-- Time changes them at deadlines only: every half second it is counted for sources without news.
+- Time changes them at deadlines only; ``deadlines`` has these.
 - An input that runs ahead of others waits for them, and is not idle meanwhile; see ``alignment``.
 - The watermarks are part of each commit. After a restart they are not lower.
 - At the end of the inputs all windows end, hop by hop: those of results after these have arrived.
@@ -39,6 +39,7 @@ from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
+from s4node.runtime.event_time.deadlines import Deadlines
 from s4node.runtime.event_time.derived_times import DerivedTimes
 from s4node.runtime.event_time.held_streams import HeldStream, HeldStreams
 from s4node.runtime.event_time.put_times import OWN, PutTimes, feeders_in, lowest
@@ -46,18 +47,6 @@ from s4node.runtime.event_time.saved_times import EVENT_TIME
 from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.event_time.timed_stream import Saved, TimedStream
 from s4node.stages.stage import Gauge
-
-_TICK = 0.5
-"""Seconds between two looks at who has had no news."""
-
-_SOON = 0.1
-"""Seconds until a step for news by which no window or timer is due."""
-
-_LONGEST_TICK = 1.0
-"""Seconds without news that count at once. What is longer was a pause of this process."""
-
-_STEP = 1.0
-"""Seconds by which the clock has to differ from the steady one to have been set."""
 
 _AHEAD = 1.0
 """Seconds that the clock of a source may be ahead before it is reported."""
@@ -143,12 +132,8 @@ class TaskTimes:
         )
         self.timed = bool(self._streams or self._windows or self._timers)
         """True if any stream has time, or any window."""
-        self._news = bool(self._streams)
-        self._step_at = math.inf  # a step for news that can wait
-        self._next: float | None = None  # when something is due, if that is known
-        self._by_clock = False  # that is so by the wall clock, which may be set
-        self._ticked_at = clock()
-        self._wall_began = wall() - clock()
+        self._deadlines = Deadlines(clock(), wall())
+        self._deadlines.news = bool(self._streams)
         self._ends: list[tuple[int, Any]] | None = None  # what has yet to end, by hop
         self._finishing = False
         self._ending: dict[int, tuple[Any, float]] = {}  # what ends now, by id, and where it was
@@ -162,7 +147,7 @@ class TaskTimes:
     def watch(self, stream: str, sources: Sources) -> None:
         if stream in self._streams and stream not in self._in_order:
             self._streams[stream].watch(sources)
-            self._news = True
+            self._deadlines.news = True
 
     def pass_on(self, stream: str, readers: int, *, reads: bool) -> None:
         """Wait for the ``readers`` of an input, which send on the events of other tasks.
@@ -178,12 +163,12 @@ class TaskTimes:
 
     def events_begin(self) -> None:
         """Have the watermarks right for the events that are processed next."""
-        if self._step_at < math.inf:
+        if self._deadlines.has_waiting:
             self._advance()
 
     def events_done(self, batch: EventBatch, events: list[Any], *, last: bool) -> None:
         """Note that events of a stream were processed, with the ``last`` ones its strays."""
-        self._next = None
+        self._deadlines.look_again()
         self._derived.processed(batch.stream)
         timed = self._streams.get(batch.stream)
         if timed is None:
@@ -191,13 +176,13 @@ class TaskTimes:
         if batch.strays is not None:
             self.puts.passes(timed.name)
             events = [*events, *batch.strays] if last else events
-            self._news = True
+            self._deadlines.news = True
         elif batch.source in self._inputs(timed):
             self.puts.keeps(timed.name)
-        self._news = self._news or timed.in_motion
+        self._deadlines.news = self._deadlines.news or timed.in_motion
         self._before_news()
         if batch.receipt is None:
-            self._news = True
+            self._deadlines.news = True
             if timed.feeders:
                 return
             source = OWN
@@ -224,16 +209,16 @@ class TaskTimes:
             if idle:
                 timed.watermarks.rest(source)
                 timed.note_silence()
-                self._news = True
+                self._deadlines.news = True
 
     def _reach(self, timed: TimedStream, source: str, time: float) -> None:
         """Note that a source is at a time, and when a step is due for that."""
-        if self._next is None:
+        if not self._deadlines.known:
             self._look_ahead()
         if timed.reach(source, time) or self.puts.passes_on(timed.name):
-            self._news = True
-        elif self._step_at == math.inf:
-            self._step_at = self._clock() + _SOON
+            self._deadlines.news = True
+        else:
+            self._deadlines.step_soon(self._clock())
 
     def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
         """Return True if an input has to wait for others; ``ended`` are inputs, too."""
@@ -289,32 +274,26 @@ class TaskTimes:
 
     def look_again(self) -> None:
         """Note that windows or timers may be due at other times than before."""
-        self._next = None
+        self._deadlines.look_again()
         self._derived.called()
 
     @property
     def next_due(self) -> float | None:
         """When the next step is due, by the clock of the task; None if none is."""
-        if self._news:
+        if self._deadlines.news:
             return -math.inf
-        if self._next is None or self._by_clock:
+        if self._deadlines.is_stale:
             self._look_ahead()
-        assert self._next is not None
-        due = min(self._next, self._step_at)
-        return None if due == math.inf else due
+        return self._deadlines.step_due
 
     def _look_ahead(self) -> None:
         """Find out when something is due, by the clock and by the watermark of each stream."""
         self._follow_clock()
-        first = self._first_by_clock
-        self._by_clock = first < math.inf
-        found = math.inf
-        if self._by_clock:
-            found = self._clock() + max(0.0, first - self._wall())
-        held = self._held.waits
-        if held or any(each.watermarks.waits or each.has_marks for each in self._streams.values()):
-            found = min(found, self._ticked_at + _TICK)
-        self._next = -math.inf if self._windows_due else found
+        streams = self._streams.values()
+        waits = any(each.watermarks.waits or each.has_marks for each in streams)
+        ticks = bool(self._held.waits) or waits
+        first, now, wall = self._first_by_clock, self._clock(), self._wall()
+        self._deadlines.note_due(first, now, wall, is_due=self._windows_due, ticks=ticks)
 
     @property
     def _first_by_clock(self) -> float:
@@ -326,10 +305,7 @@ class TaskTimes:
 
     def _follow_clock(self) -> None:
         """Leave what is due in so many seconds where it is, if the clock was set."""
-        began = self._wall() - self._clock()
-        by = began - self._wall_began
-        if abs(by) > _STEP:
-            self._wall_began = began
+        if by := self._deadlines.clock_set(self._clock(), self._wall()):
             for windows, _ in self._windows:
                 windows.early_at += by
             for timers, _ in self._timers:
@@ -347,7 +323,7 @@ class TaskTimes:
         """
         self._before_news()
         self._follow_clock()
-        self._news, self._step_at = False, math.inf
+        self._deadlines.begin_step()
         if len(self.queues) != self._queues_known:
             self._find_inputs()
         for name, timed in self._streams.items():
@@ -359,14 +335,14 @@ class TaskTimes:
             windows.watermark = max(windows.watermark, wall)
         due = self._windows_due
         if not due:
-            self._news = self._put_on()
+            self._deadlines.news = self._put_on()
         return due or self._first_by_clock <= max(
             (each.watermark for each in self._by_wall), default=wall
         )
 
     def _advance(self) -> None:
         """Derive the watermarks of streams, windows and timers."""
-        self._next = None
+        self._deadlines.look_again()
         for name in self.puts.untimed:
             self._streams[name].hold_own(self.queues.get(name))
         self._derived.derive()
@@ -375,17 +351,17 @@ class TaskTimes:
         """All windows that were due have had their turn; sources may have become idle meanwhile."""
         self._advance()
         if not self._windows_due:
-            self._news = self._put_on() or self._news
+            self._deadlines.news = self._put_on() or self._deadlines.news
 
     def _before_news(self) -> None:
         """Count the time before news of a source, so that none of it counts as after them."""
-        if self._clock() >= self._ticked_at + _TICK:
+        if self._deadlines.ticks(self._clock()):
             self._tick()
 
     def _tick(self) -> None:
         """Count the time that has passed for the sources that had no news in it."""
         now = self._clock()
-        passed, self._ticked_at = min(now - self._ticked_at, _LONGEST_TICK), now
+        passed = self._deadlines.tick(now)
         self.look_again()
         for timed in self._streams.values():
             self._look(timed)
