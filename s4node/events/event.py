@@ -320,9 +320,9 @@ def footprint(events: Sequence[Any]) -> int:
     if not events:
         return 0
     first = events[0]
-    fields = getattr(first, "__struct_fields__", None)
-    if fields is not None:
-        values: Iterable[Any] = [getattr(first, name) for name in fields]
+    values: Iterable[Any]
+    if isinstance(first, msgspec.Struct):
+        values = msgspec.structs.astuple(first)
     elif isinstance(first, GenericEvent):
         values = [first._attributes, *first._attributes.values()]
     else:

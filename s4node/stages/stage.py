@@ -203,9 +203,10 @@ class Stage(Gauge):
 
     def take_in(self, batch: EventBatch, now: float) -> bool:
         """Queue a batch; return True if there was no head, so that there is one now."""
-        if self.head is None and batch.is_frame and not self.depth:
+        if self.head is None and not self.depth:
             batch.offered_at = now
-            self.frame_came(batch.size, batch.bytes)
+            came = self.frame_came if batch.is_frame else self.came
+            came(batch.size, batch.bytes)
             self._set_head(batch, now)
             return True
         self.offer(batch, now)

@@ -28,7 +28,7 @@ from s4node.net.ingress.connection import Waker
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
 from s4node.runtime.loop.step_runner import StepRunner
 from s4node.runtime.task.actions import Actions, Ask, EndTold, HandOn
-from s4node.runtime.task.gate import Op
+from s4node.runtime.task.gate import DONE, NOTHING, PROCESS, TIMER
 from s4node.runtime.task.pace import Pace
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class RunLoop:
     @property
     def done(self) -> bool:
         """True if all draining tasks are done, also with events that waited for room."""
-        return all(self._steps_of.next_op(task) is Op.DONE for task in self.tasks)
+        return all(self._steps_of.next_op(task) is DONE for task in self.tasks)
 
     async def run(self) -> None:
         """Take turns until drained or cancelled; raises the error of a handler.
@@ -336,18 +336,20 @@ class RunLoop:
                 continue
             self.step_began = now
             pace, batch = task.pace, task.backlog.at_hand
-            kind = op.value if op is not Op.PROCESS else "" if batch is None else batch.stream
+            kind = op.value if op is not PROCESS else "" if batch is None else batch.stream
             limit, most = min(pace.events(kind), budget), self._max_seconds
-            if op is Op.TIMER:
+            if op is TIMER:
                 limit, most = max(1, limit // _PARTS), most / (2 * _PARTS)
             count = run_step(task, op, limit, spawn)
             budget -= count
             ended = clocks.steady()
-            if op is Op.PROCESS:
+            if op is PROCESS:
                 pace.took(kind, count, ended - now)
             self._least = pace.share
             pace.share += min(ended - now, self._max_seconds)
-            if task.rests:
+            backlog = task.backlog
+            waits = backlog.at_hand is not None or backlog.inner_waiting or backlog.outer_waiting
+            if not (waits or task.together) and task.gate.next_op(waiting=False) is NOTHING:
                 self._queued.discard(task)
             elif ready and pace.share < ready[0].pace.share:
                 ready.appendleft(task)
@@ -384,7 +386,7 @@ class RunLoop:
         return earliest
 
 
-_RESTING = (Op.NOTHING, Op.DONE)
+_RESTING = (NOTHING, DONE)
 
 
 class Rest(trio.abc.Instrument):

@@ -28,8 +28,16 @@ from s4node.app.stream import emitted
 from s4node.errors import ProcessingError, is_signal
 from s4node.logger import get_logger
 from s4node.runtime.task.actions import Actions
-from s4node.runtime.task.gate import Op
-from s4node.runtime.task.processor import InFlightEvent, Mode
+from s4node.runtime.task.gate import COMMIT, PROCESS, TIMER, WINDOW, Op
+from s4node.runtime.task.processor import (
+    AWAIT,
+    CALLBACK,
+    LOOP,
+    THREAD,
+    TOGETHER,
+    InFlightEvent,
+    Mode,
+)
 from s4node.runtime.task.task import at_once
 
 if TYPE_CHECKING:
@@ -104,13 +112,13 @@ class StepRunner:
     def run_step(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
         """Take a step of at most ``limit`` events; return how many were processed at once."""
         mode = task.mode(op)
-        if mode is Mode.TOGETHER:
+        if mode is TOGETHER:
             return self._together(task, limit, spawn)
         task.begin_step(op, mode)
-        if mode is not Mode.LOOP:
+        if mode is not LOOP:
             spawn(self._beside, task, op, limit, mode)
             return 0
-        if op is Op.PROCESS:
+        if op is PROCESS:
             try:
                 done = at_once(task.process(limit))
             except ProcessingError as error:
@@ -122,7 +130,7 @@ class StepRunner:
                 self._carry_out(task, actions)
             return done
         began = clocks.steady()
-        if op is Op.COMMIT:
+        if op is COMMIT:
             self._carry_out(task, task.end_step(op, self._loop.commit(task)))
         else:
             try:
@@ -131,7 +139,7 @@ class StepRunner:
                 self._carry_out(task, task.failed(error, op))
                 return 1
         self._took(task, op, clocks.steady() - began)
-        return task.processor.called if op is Op.TIMER else 1
+        return task.processor.called if op is TIMER else 1
 
     def _finish(self, task: Task, op: Op, result: int) -> None:
         self._carry_out(task, task.put(op))
@@ -140,7 +148,7 @@ class StepRunner:
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
         began, stream = clocks.steady(), task.stream
         try:
-            if mode is Mode.THREAD:
+            if mode is THREAD:
                 threads = self._limiter(None, self._threads)
                 result = await self._in_thread(threads, task.run, op, limit)
             else:
@@ -150,7 +158,7 @@ class StepRunner:
             return
         seconds = clocks.steady() - began
         self._finish(task, op, result)
-        if op is Op.PROCESS:
+        if op is PROCESS:
             task.pace.took(stream, result, seconds)
         else:
             self._took(task, op, seconds)
@@ -159,14 +167,14 @@ class StepRunner:
     def _took(self, task: Task, op: Op, seconds: float) -> None:
         task.took(op, seconds)
         task.pace.learn(op.value, task.processor.called, seconds)
-        for name in task.processor.slow_timers() if op is Op.TIMER else ():
+        for name in task.processor.slow_timers() if op is TIMER else ():
             log.warning(
                 "calling on_time of all instances takes longer than the interval of the timer, and "
                 "leaves little time for events",
                 task=task.name,
                 pe=name,
             )
-        for held in task.processor.times.held_streams() if op is Op.TIMER else ():
+        for held in task.processor.times.held_streams() if op is TIMER else ():
             log.warning(
                 "windows or timers wait for the watermark of a stream, which does not rise; what "
                 "holds it back is waited for until it is at a later time, idle, or ends",
@@ -176,7 +184,7 @@ class StepRunner:
                 held_back_by=held.held_back_by or "no source: none has reported its time",
             )
         interval = task.settings.window
-        if op is Op.WINDOW and seconds >= interval and task.name not in self._slow_windows:
+        if op is WINDOW and seconds >= interval and task.name not in self._slow_windows:
             self._slow_windows.add(task.name)
             log.warning(
                 "a window takes longer than its interval, and leaves little time for events",
@@ -210,12 +218,12 @@ class StepRunner:
         assert in_flight is not None
         while begun < limit and (entry := self._begin_next(task, in_flight)) is not None:
             begun += 1
-            if task.processor.style(entry.batch.stream) is Mode.CALLBACK:
+            if task.processor.style(entry.batch.stream) is CALLBACK:
                 task.processor.begin_one(entry, in_flight.end_soon)
             else:
                 self._launched.append((task, in_flight, entry))
                 spawn(self._fly)
-            if begun < limit and self.next_op(task) is not Op.PROCESS:
+            if begun < limit and self.next_op(task) is not PROCESS:
                 break
         return begun
 
@@ -232,7 +240,7 @@ class StepRunner:
             try:
                 if task.settings.callback_timeout:
                     await self._in_time(task, entry)
-                elif task.processor.style(entry.batch.stream) is Mode.AWAIT:
+                elif task.processor.style(entry.batch.stream) is AWAIT:
                     await task.processor.process_one(entry)
                 else:
                     await self._in_thread(
@@ -247,9 +255,9 @@ class StepRunner:
             await in_flight.tidy(entry)
             self._carry_out(task, in_flight.end_event(entry, error))
             self._loop.wake(task)
-            if self._loop.held or self.next_op(task) is not Op.PROCESS:
+            if self._loop.held or self.next_op(task) is not PROCESS:
                 return
-            if task.mode(Op.PROCESS) is not Mode.TOGETHER:
+            if task.mode(PROCESS) is not TOGETHER:
                 return
             following = self._begin_next(task, in_flight)
             if following is None:
@@ -261,7 +269,7 @@ class StepRunner:
 
         The time counts from when a thread is free for the event.
         """
-        if task.processor.style(entry.batch.stream) is Mode.AWAIT:
+        if task.processor.style(entry.batch.stream) is AWAIT:
             with trio.CancelScope() as scope:
                 entry.cancel = scope.cancel
                 await task.processor.process_one(entry)

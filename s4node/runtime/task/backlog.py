@@ -172,10 +172,10 @@ class Backlog:
         batch = self.at_hand
         assert batch is not None
         if batch.source in self.rates:
-            events = min(events, self.allowance(batch.source))
+            events = max(1, min(events, self.allowance(batch.source)))
         if self.inner_waiting or self.outer_waiting:
-            events = min(events, self._left_of_turn(batch))
-        return max(1, events)
+            events = max(1, min(events, self._left_of_turn(batch)))
+        return events
 
     def _left_of_turn(self, batch: EventBatch) -> int:
         if self._batching is None or batch.source in self.inner:
@@ -251,7 +251,8 @@ class Backlog:
             elif self.inner_waiting or self.outer_waiting:
                 self.put_aside()
             return
-        self.finished()
+        self.at_hand = None
+        self._next(batch.source, stage)
         stage.release(batch.size - before, batch.bytes)
         if batch.receipt is not None:
             batch.receipt.done()

@@ -69,9 +69,15 @@ class Op(Enum):
     DONE = "done"
 
 
-_STILL = (Phase.CREATED, Phase.REPLACING, Phase.FAILED)
-_CALLING = (Phase.RUNNING, Phase.DRAINING)
-_ENDING = (Phase.DRAINING, Phase.RESTING)
+# A name of the module is found in a tenth of the time of an attribute of an Enum (CPython 3.11): a
+# step looks at twenty.
+CREATED, REPLACING, RUNNING, DRAINING, RETIRING, FAILED, RESTING = Phase
+OPEN, ENDED, NOTIFIED = Inputs
+NOTHING, COMMIT, WINDOW, TIMER, END_OF_STREAM, PROCESS, DONE = Op
+
+_STILL = (CREATED, REPLACING, FAILED)
+_CALLING = (RUNNING, DRAINING)
+_ENDING = (DRAINING, RESTING)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -84,8 +90,8 @@ class Gate:
 
     max_concurrency: int = 1
     async_commit: bool = False
-    phase: Phase = Phase.CREATED
-    inputs: Inputs = Inputs.OPEN
+    phase: Phase = CREATED
+    inputs: Inputs = OPEN
     whole: bool = False
     in_flight: int = 0
     commit_due: bool = False
@@ -105,15 +111,15 @@ class Gate:
 
     @property
     def end_notified(self) -> bool:
-        return self.inputs is Inputs.NOTIFIED
+        return self.inputs is NOTIFIED
 
     def end_inputs(self) -> None:
-        if self.inputs is Inputs.OPEN:
-            self.inputs = Inputs.ENDED
+        if self.inputs is OPEN:
+            self.inputs = ENDED
 
     def open_inputs(self) -> None:
         """Notify the task of the end again, when what it has put has arrived."""
-        self.inputs = Inputs.OPEN
+        self.inputs = OPEN
 
     @property
     def begins(self) -> bool:
@@ -128,7 +134,7 @@ class Gate:
     @property
     def ends(self) -> bool:
         """True if the task is ending, or its inputs have ended."""
-        return self.phase in _ENDING or self.inputs is Inputs.ENDED
+        return self.phase in _ENDING or self.inputs is ENDED
 
     def next_op(self, waiting: bool, held: bool = False, closing: bool = False) -> Op:
         """The operation that may begin now.
@@ -138,59 +144,59 @@ class Gate:
         only those count as ``waiting``.
         """
         if self.running is not None:
-            return Op.NOTHING
+            return NOTHING
         if closing:
             may = waiting and (self.async_commit or not self.committing)
-            return Op.PROCESS if may and self.in_flight < self.max_concurrency else Op.NOTHING
+            return PROCESS if may and self.in_flight < self.max_concurrency else NOTHING
         if self.commit_due:
             free = not self.committing and (self.async_commit or not self.in_flight)
-            return Op.COMMIT if free else Op.NOTHING
+            return COMMIT if free else NOTHING
         if self.committing and not self.async_commit:
-            return Op.NOTHING
+            return NOTHING
         if self.window_due or self.timer_due:
             if self.in_flight or self.committing:
-                return Op.NOTHING
-            return Op.WINDOW if self.window_due else Op.TIMER
+                return NOTHING
+            return WINDOW if self.window_due else TIMER
         if waiting:
-            return Op.PROCESS if self.in_flight < self.max_concurrency else Op.NOTHING
+            return PROCESS if self.in_flight < self.max_concurrency else NOTHING
         if self.in_flight or self.committing or held:
-            return Op.NOTHING
+            return NOTHING
         inputs = self.inputs
-        if inputs is Inputs.ENDED:
-            return Op.END_OF_STREAM
-        if inputs is Inputs.NOTIFIED or self.phase in _ENDING:
-            return Op.COMMIT if self.uncommitted else Op.DONE
-        return Op.NOTHING
+        if inputs is ENDED:
+            return END_OF_STREAM
+        if inputs is NOTIFIED or self.phase in _ENDING:
+            return COMMIT if self.uncommitted else DONE
+        return NOTHING
 
     def begin_step(self, op: Op) -> None:
         """Begin ``op``, as given by ``next_op``."""
-        if op is Op.PROCESS:
+        if op is PROCESS:
             self.in_flight += 1
             assert self.in_flight <= self.max_concurrency
             assert self.running is None
             assert self.async_commit or not self.committing
             return
-        if op is Op.COMMIT:
+        if op is COMMIT:
             assert not self.committing
             self.commit_due = self.uncommitted = False
             self.committing = True
         else:
             assert self.running is None
             self.running = op
-            if op is Op.WINDOW:
+            if op is WINDOW:
                 self.window_due = False
-            elif op is Op.TIMER:
+            elif op is TIMER:
                 self.timer_due = False
             else:
-                self.inputs = Inputs.NOTIFIED
+                self.inputs = NOTIFIED
         self.validate()
 
     def end_step(self, op: Op) -> None:
-        if op is Op.COMMIT:
+        if op is COMMIT:
             self.committing = False
             return
         self.uncommitted = True
-        if op is Op.PROCESS:
+        if op is PROCESS:
             assert self.in_flight > 0
             self.in_flight -= 1
         else:
@@ -199,7 +205,7 @@ class Gate:
     @property
     def complete(self) -> bool:
         """True if the task was notified of the end of stream, and all that followed is done."""
-        return self.inputs is Inputs.NOTIFIED and self.running is None and not self.in_flight
+        return self.inputs is NOTIFIED and self.running is None and not self.in_flight
 
     def validate(self) -> None:
         assert 0 <= self.in_flight <= self.max_concurrency

@@ -36,7 +36,7 @@ from s4node.errors import HeldBackBeyond, NotRestorable, ProcessingError, is_sig
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.event_time.task_times import TaskTimes
-from s4node.runtime.task.gate import Op
+from s4node.runtime.task.gate import END_OF_STREAM, PROCESS, TIMER, Op
 from s4node.runtime.task.pe_state import PeState
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
 from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
@@ -169,7 +169,7 @@ class PeProcessor(Processor):
         return found
 
     def mode(self, op: Op, stream: str) -> Mode:
-        if op is not Op.PROCESS:
+        if op is not PROCESS:
             return self._timer_mode
         if self._parallel.get(stream, 1) > 1:
             return Mode.TOGETHER
@@ -353,8 +353,8 @@ class PeProcessor(Processor):
         Expired instances are removed at the end of a round. At the end of the inputs, all windows
         end, in a round of their own.
         """
-        calls, ends = self._calls, op is Op.END_OF_STREAM and self.times.timed
-        if not ends and op is not Op.TIMER:
+        calls, ends = self._calls, op is END_OF_STREAM and self.times.timed
+        if not ends and op is not TIMER:
             return True
         if ends and not calls.in_round:
             self.times.finish_inputs()

@@ -39,6 +39,9 @@ class Mode(Enum):
     CALLBACK = "begun on the loop, ended by a callback"
 
 
+LOOP, AWAIT, THREAD, TOGETHER, CALLBACK = Mode
+
+
 class Load:
     """A batch whose events are in flight: how many have not ended, and are not released."""
 

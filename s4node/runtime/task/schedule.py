@@ -23,7 +23,7 @@ from typing import Protocol
 
 from s4node.app.app import App
 from s4node.runtime.task.backlog import Backlog
-from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.gate import TIMER, Gate
 from s4node.runtime.task.processor import Processor
 from s4node.runtime.task.settings import TaskSettings
 
@@ -208,7 +208,7 @@ class Schedule:
         if self.at <= now:
             self._tick(now)
         timed = self._processor.timed and gate.calls
-        if timed and gate.running is not Op.TIMER:  # it says itself what is left
+        if timed and gate.running is not TIMER:  # it says itself what is left
             due = self._processor.next_due
             if due is not None and due <= now and not self._events_first:
                 gate.timer_due = True

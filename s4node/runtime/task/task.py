@@ -31,12 +31,22 @@ from s4node.runtime.task.actions import NONE, Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
 from s4node.runtime.task.failures import Failures
-from s4node.runtime.task.gate import Gate, Inputs, Op, Phase
+from s4node.runtime.task.gate import (
+    COMMIT,
+    END_OF_STREAM,
+    FAILED,
+    NOTHING,
+    PROCESS,
+    RUNNING,
+    Gate,
+    Op,
+    Phase,
+)
 from s4node.runtime.task.in_flight import InFlight, InFlightEvents
 from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.poison.isolation import Careful
-from s4node.runtime.task.processor import Mode, Processor
+from s4node.runtime.task.processor import LOOP, TOGETHER, Mode, Processor
 from s4node.runtime.task.schedule import CommitBudget, Schedule
 from s4node.runtime.task.settings import TaskSettings
 from s4node.stages.executors import Executor
@@ -75,9 +85,9 @@ class Task:
     ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` go to its backlog. ``parallel``
     maps a stream to the number of its handlers that may be outstanding. Without a ``processor``
     the task runs the app's PEs. ``starts`` is where the author's task wants its inputs to begin.
-    ``in_flight`` is None unless events of some stream overlap. All tasks of the container share
-    ``commit_budget``. ``done`` is True once the task has asked to shut down or knows of the end of
-    its inputs. ``sent`` counts the events that were handed on.
+    ``in_flight`` is None unless events of some stream overlap (``together``). All tasks of the
+    container share ``commit_budget``. ``done`` is True once the task has asked to shut down or
+    knows of the end of its inputs. ``sent`` counts the events that were handed on.
     """
 
     def __init__(
@@ -127,10 +137,10 @@ class Task:
         self._slicing = False
         self.failures = Failures(self, self.name, app.name, self.gate, self.backlog, self.processor)
         entries = None
-        if Mode.TOGETHER in self._modes.values():
+        if TOGETHER in self._modes.values():
             entries = InFlightEvents(settings.concurrency, len(self._streams))
-        self._together = entries is not None
-        self.schedule = Schedule(self, clock(), commit_budget, together=self._together)
+        self.together = entries is not None
+        self.schedule = Schedule(self, clock(), commit_budget, together=self.together)
         self.in_flight: InFlight | None = None
         if entries is not None:
             self.in_flight = InFlight(
@@ -193,16 +203,6 @@ class Task:
         return self.in_flight is not None and self.in_flight.busy
 
     @property
-    def rests(self) -> bool:
-        """True if it has nothing to do before something comes."""
-        backlog, gate = self.backlog, self.gate
-        waits = backlog.at_hand is not None or backlog.inner_waiting or backlog.outer_waiting
-        due = gate.commit_due or gate.window_due or gate.timer_due
-        if waits or due or self._together:
-            return False
-        return gate.inputs is Inputs.OPEN and gate.phase is Phase.RUNNING
-
-    @property
     def at_end(self) -> bool:
         """True if all inputs have ended and nothing is left to do."""
         return self.backlog.inputs_ended and self.at_rest
@@ -246,10 +246,10 @@ class Task:
         """Return the operation that the task may begin now."""
         in_flight, failures, phase = self.in_flight, self.failures, self.gate.phase
         if self._slicing:
-            return Op.NOTHING
-        if phase is not Phase.RUNNING:
+            return NOTHING
+        if phase is not RUNNING:
             if not self.gate.begins:
-                return Op.NOTHING
+                return NOTHING
             if phase is Phase.RETIRING and not self._looked_ahead:
                 return Op.DONE
         if in_flight is None:
@@ -259,12 +259,12 @@ class Task:
             waiting = in_flight.ready if closing else in_flight.choose()
         op = self.gate.next_op(waiting, not waiting and self.backlog.has_waiting, closing)
         isolation = failures.isolation
-        if op is Op.END_OF_STREAM:
+        if op is END_OF_STREAM:
             op = failures.before_end()
-        if op is Op.PROCESS and isolation.careful is not None and not isolation.careful.may:
-            return Op.NOTHING
-        if op is Op.COMMIT and isolation.poison_events.unsafe:
-            return Op.NOTHING
+        if op is PROCESS and isolation.careful is not None and not isolation.careful.may:
+            return NOTHING
+        if op is COMMIT and isolation.poison_events.unsafe:
+            return NOTHING
         return op
 
     def choose(self) -> bool:
@@ -277,22 +277,22 @@ class Task:
         return "" if batch is None else batch.stream
 
     def mode(self, op: Op) -> Mode:
-        if op is Op.PROCESS:
+        if op is PROCESS:
             batch = self.backlog.at_hand
             if self.in_flight is not None and (self.in_flight.busy or batch is None):
-                return Mode.TOGETHER
+                return TOGETHER
             assert batch is not None
             return self._modes[batch.stream]
-        return Mode.LOOP if op is Op.COMMIT else self.processor.mode(op, "")
+        return LOOP if op is COMMIT else self.processor.mode(op, "")
 
     # -- steps -------------------------------------------------------------------------------
 
     def begin_step(self, op: Op, mode: Mode) -> None:
         """Begin a step; ``run`` and ``end_step`` follow."""
         self.gate.begin_step(op)
-        if op is Op.PROCESS and (self.schedule.owing or self.schedule.timers_owing):
+        if op is PROCESS and (self.schedule.owing or self.schedule.timers_owing):
             self.schedule.event_begins()
-        self._slicing = op is Op.PROCESS and mode in _SLICES
+        self._slicing = op is PROCESS and mode in _SLICES
 
     async def run(self, op: Op, limit: int) -> int:
         """Process up to ``limit`` events of the batch at hand, or run a step that runs alone.
@@ -300,7 +300,7 @@ class Task:
         Return how many events were processed; for other steps, True if the step is complete. The
         loop itself takes commits.
         """
-        if op is Op.PROCESS:
+        if op is PROCESS:
             return await self.process(limit)
         backoff = self.failures.isolation.backoff
         if backoff is not None and op is Op.TIMER:
@@ -327,15 +327,15 @@ class Task:
 
     def put(self, op: Op) -> Actions:
         """Hand on the events that handlers have put in a step that ended; ``end_step`` follows."""
-        put = self.processor.put
-        if self.gate.phase is Phase.FAILED or not any(put):
+        if self.gate.phase is FAILED:
             return NONE
-        batch = self.backlog.at_hand if op is Op.PROCESS else None
+        batch = self.backlog.at_hand if op is PROCESS else None
         source = "" if batch is None else batch.stream
-        actions = [
-            HandOn(source, self._streams[i], events) for i, events in enumerate(put) if events
-        ]
-        put[:] = [[] for _ in put]
+        put, actions = self.processor.put, []
+        for i, events in enumerate(put):
+            if events:
+                actions.append(HandOn(source, self._streams[i], events))
+                put[i] = []
         return actions
 
     def end_step(self, op: Op, result: int) -> Actions:
@@ -343,10 +343,10 @@ class Task:
         gate, failures, isolation = self.gate, self.failures, self.failures.isolation
         actions: Actions = NONE
         self._slicing = False
-        if gate.phase is Phase.FAILED:  # a commit has failed meanwhile
+        if gate.phase is FAILED:  # a commit has failed meanwhile
             return failures.undone(op)
         changes = failures.changes
-        if op is Op.PROCESS:
+        if op is PROCESS:
             if changes is not None and changes.bytes > failures.changes_bytes:
                 self.want_commit()
             if isolation.careful is not None:
@@ -359,7 +359,7 @@ class Task:
             self._processed += result
             self.backlog.advance(result)
             gate.end_step(op)
-        elif op is Op.COMMIT:
+        elif op is COMMIT:
             if result:
                 isolation.commit_taken()
             gate.end_step(op)
@@ -378,10 +378,10 @@ class Task:
                 self.schedule.timers_ended(over=bool(result))
                 if self.gate.whole and self.processor.times.puts.moved:
                     self.await_commit(TIME_PATIENCE)
-            elif op is Op.END_OF_STREAM and not result:  # the rest follows in further steps
+            elif op is END_OF_STREAM and not result:  # the rest follows in further steps
                 gate.open_inputs()
                 gate.end_inputs()
-            elif op is Op.END_OF_STREAM:
+            elif op is END_OF_STREAM:
                 if failures.undoes:
                     gate.commit_due = True  # before anything that follows can fail
                 if self.processor.times.ends_again:
@@ -392,7 +392,7 @@ class Task:
             actions = (*actions, Ask(self.processor.asked.taken()))
         return actions
 
-    def failed(self, error: ProcessingError, op: Op = Op.PROCESS) -> Actions:
+    def failed(self, error: ProcessingError, op: Op = PROCESS) -> Actions:
         """End a step that has failed; raises the error if it stops the app."""
         self.failures.roll_back(error)
         self._slicing = False
@@ -481,10 +481,10 @@ class Task:
 
     async def start(self) -> Actions:
         await self.processor.start()
-        if self.gate.may_enter(Phase.RUNNING):  # it may drain already
-            self.gate.enter(Phase.RUNNING)
+        if self.gate.may_enter(RUNNING):  # it may drain already
+            self.gate.enter(RUNNING)
         self.schedule.begin_windows(self._clock())
-        put = self.put(Op.NOTHING)
+        put = self.put(NOTHING)
         if self.processor.asked.any:
             return [*put, Ask(self.processor.asked.taken())]
         return put
@@ -513,8 +513,8 @@ class Task:
             instances={name: len(instances) for name, instances in self.instances.items()},
             unhandled=unhandled,
             ignored=dict(self.processor.ignored),
-            calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
-            seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
+            calls=dict(self._calls) | {PROCESS.value: self.processed},
+            seconds=dict(self._seconds) | {PROCESS.value: self.pace.seconds},
             lagging=backlog.lagging,
             **self.processor.times.statistics_parts(),
             **self.processor.cost_statistics(),
