@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 from operator import attrgetter
 from threading import Lock
 from typing import Any, Protocol
@@ -162,22 +163,22 @@ class SavedInstances:
         """
         if self._changes.spoiled is not None:
             raise self._changes.spoiled
-        encoded = 0
-        while self._unsaved:
-            if encoded >= limit:
-                return 1
-            encoded += self._encode(self._unsaved.pop())
-        self._saving = object()
-        return 0
-
-    def _encode(self, instances: list[Any]) -> int:
-        """Encode those instances of a group that are not encoded yet."""
+        some: list[Any] = []
+        while self._unsaved and len(some) < limit:
+            some += self._unsaved.pop()
         saving = self._saving
-        mine = [instance for instance in instances if instance._mark is saving]
+        mine = [instance for instance in some if instance._mark is saving]
         if mine:
             mine.sort(key=_row_of)
-            self._changes.add_all(list(map(_row_of, mine)), self._codec.encode_all(mine))
-        return len(mine)
+            rows, values = list(map(_row_of, mine)), self._codec.encode_all(mine)
+            taken = [instance._mark is saving for instance in mine]
+            if not all(taken):  # a thread has touched some meanwhile, and encoded them before
+                rows, values = list(compress(rows, taken)), list(compress(values, taken))
+            self._changes.add_all(rows, values)
+        if self._unsaved:
+            return 1
+        self._saving = object()
+        return 0
 
     def evict(self, key: Key | None) -> None:
         """Save the instance of a key that leaves the cache. It is still in ``live``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def test_what_changes_after_a_commit_began_is_not_part_of_it(tmp_path: Path) -> 
     }
     assert second.store.get("last") == 2
     second.state.close()
+
+
+def test_what_a_thread_changes_while_a_commit_encodes_it_is_not_part_of_it(tmp_path: Path) -> None:
+    life = Interrupted(tmp_path / "t")
+    life.count("joe", "ann")
+    life.meanwhile = lambda: life.count("joe")
+    life.commit({})
+    assert life.stored("joe", "ann") == {"joe": 1, "ann": 1}
+    life.meanwhile = lambda: None
+    life.commit({})
+    assert life.stored("joe", "ann") == {"joe": 2, "ann": 1}
+    life.state.close()
 
 
 def test_an_instance_that_left_the_cache_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -381,3 +394,17 @@ class Life:
             pass
         self.state.write_commit()
         self.state.end_commit(written=True)
+
+    def stored(self, *keys: Key) -> dict[Key | None, int]:
+        """The counts as of the last commit."""
+        return {key: int(data) for key, data in self.saved.find(keys).items()}
+
+
+class Interrupted(Life):
+    """A life in which a thread processes events while a commit is about to encode instances."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    def encode_all(self, instances: list[Number]) -> list[bytes]:
+        self.meanwhile()
+        return super().encode_all(instances)
