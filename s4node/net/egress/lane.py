@@ -331,10 +331,11 @@ class LatestTime:
         """The lanes whose owners may get the latest time now."""
         if self.field is None:
             return []
+        time, idle = self.reportable, self.idle
         return [
             lane
             for lane in lanes
-            if (lane.reported_time < self.reportable or lane.reported_idle != self.idle)
+            if (lane.reported_time < time or lane.reported_idle != idle)
             and lane.open
             and (self.by_commits or (not lane.pending and lane.cursor >= len(lane.frames)))
         ]

@@ -318,10 +318,10 @@ class Link:
 
     def _time_due(self) -> float | None:
         """In how many seconds a time should be reported to the node; None if it need not."""
-        due = None
+        due, now_ms = None, int(clocks.wall() * 1000)
         for route in self.routes:
             if route.outbox.latest.field is not None and not route.outbox.error:
-                at = route.time_due(int(clocks.wall() * 1000))
+                at = route.time_due(now_ms)
                 due = at if due is None or (at is not None and at < due) else due
         return due
 
