@@ -74,10 +74,11 @@ class Sums(TaskApp):
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for whole batches and one for batches of a single event, for each number of tasks."""
+    """A row for whole batches and for small ones, for each number of tasks."""
     runs, events = (1, 40_000) if quick else (7, 2_000_000)
     results = []
-    for batch, wanted in ((BATCH, events), (1, events // 20)):
+    for batch, part in ((BATCH, 1), (100, 2), (10, 8), (1, 20)):
+        wanted = events // part
         bare = middle([_bare(wanted) / wanted for _ in range(runs)])
         for tasks in (1, 10, 100):
             say(f"{runs} runs of {tasks} tasks, batches of {batch}")
