@@ -71,7 +71,7 @@ class Client:
         *,
         producer: str = "",
         timeout: float = 30.0,
-        queue_size: int = 65_536,
+        queue_size: int = 32_768,
         credentials: Credentials | None = None,
         batch: str = "",
     ) -> None:

@@ -53,7 +53,7 @@ class SyncClient:
         *,
         producer: str = "",
         timeout: float = 30.0,
-        queue_size: int = 65_536,
+        queue_size: int = 32_768,
         credentials: Credentials | None = None,
     ) -> None:
         self._arguments = (address, producer, timeout, queue_size, credentials)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 _BUSY_EVENTS = 64
 _FRAME_EVENTS = 2048
-_LANE_EVENTS = 512
+_LANE_EVENTS = 256
+"""Half of a client's queue over 64 lanes: with more, the producer waits while its node works."""
 _LINGER = 0.002
 _LANE_LINGER = 0.0001
 _REST = 150e-6

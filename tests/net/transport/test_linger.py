@@ -42,7 +42,7 @@ def test_the_first_small_flush_ends_the_busy_time() -> None:
 
 @pytest.mark.parametrize(
     ("lanes", "most", "enough"),
-    [(1, 16_384, 2048), (8, 16_384, 4096), (64, 32_768, 32_768), (64, 500, 500), (1, 1, 1)],
+    [(1, 16_384, 2048), (8, 16_384, 2048), (64, 16_384, 16_384), (64, 500, 500), (1, 1, 1)],
 )
 def test_enough_is_a_fair_frame_for_each_lane_that_has_events_within_the_queue(
     lanes: int, most: int, enough: int
@@ -89,7 +89,7 @@ def test_nothing_waits_longer_than_linger_after_the_last_flush(
     last, busy = now, bool(flushes) and flushes[-1][0] >= 64
     now += later
     due = coalescer.due(Sendable(events, lanes, events + more_room), now)
-    enough = events >= min(max(2048, 512 * lanes), most)
+    enough = events >= min(max(2048, 256 * lanes), most)
     at_once = enough or not more_room or not busy
     until = last + 0.002 + lanes * 0.0001
     assert (due <= now) == (at_once or until <= now)
