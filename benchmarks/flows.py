@@ -419,7 +419,7 @@ def member(task: dict[str, Any]) -> None:
                 )
 
     def unfinished(container: Container) -> list[str]:
-        """What waits at the container, and what it has shed or could not send."""
+        """The events that wait at the container, and those it has shed or could not send."""
         found = container.statistics()
         waiting = [
             f"{each.stage} {each.stream}/{each.partition}: {each.depth} wait, "

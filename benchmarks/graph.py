@@ -69,7 +69,7 @@ _NEXT: dict[str, dict[str, str]] = {
 
 
 class Ride(Event):
-    """What has become of a ride."""
+    """The outcome of a ride."""
 
     ride: str
     driver: str
@@ -120,7 +120,7 @@ class Requests(Event):
 
 
 found: dict[str, Any] = {}
-"""What the PEs of this process have found."""
+"""The results of this process's PEs."""
 
 
 def _nothing() -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Driver(ProcessingElement):
 
 
 class Takings(Aggregates, of=Trip):
-    """What a city has taken in five minutes."""
+    """A city's revenue in five minutes."""
 
     cents = Sum("price")
     rides = Count()
@@ -402,7 +402,7 @@ def made_rides(count: int) -> list[Ride]:
 
 
 def computed(rides: Iterable[Ride]) -> dict[str, Any]:
-    """What the app finds of these rides, by plain loops."""
+    """The results of the app for these rides, by plain loops."""
     results = _nothing()
     drivers: dict[str, tuple[str, str]] = {}
     requested: dict[str, float] = {}

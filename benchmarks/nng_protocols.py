@@ -130,7 +130,7 @@ class Producer:
             self._writable.poll(seconds * 1000)
 
     def answers(self, seconds: float = 0.0) -> list[bytes]:
-        """What has arrived, after waiting at most so long for the first."""
+        """The messages that have arrived, after waiting at most so long for the first."""
         found: list[bytes] = []
         if seconds:
             self._readable.poll(seconds * 1000)
@@ -248,7 +248,7 @@ class Node:
 # --- Processes
 @dataclass
 class Link:
-    """What a child shares with the parent."""
+    """The values that a child shares with the parent."""
 
     results: Any
     finish: Any  # set when all producers are done

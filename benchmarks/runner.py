@@ -1,4 +1,4 @@
-"""What every benchmark is made of: runs in turn, the processes of its roles, and its results.
+"""The base of every benchmark: runs in turn, the processes of its roles, and its results.
 
 Rules
 - A benchmark is a function ``run(quick, say)`` that returns a :class:`Result` for each of its rows.
@@ -33,12 +33,12 @@ from s4node.process.stopping import tune_python
 from s4node.runtime.container.container import Container
 
 Run = dict[str, Any]
-"""What one run measured. Those of :meth:`Result.of` have ``events``, ``seconds`` and ``checked``,
+"""The figures of one run. Those of :meth:`Result.of` have ``events``, ``seconds`` and ``checked``,
 and may have ``cpu_s`` and ``rss_mb``."""
 
 
 Case = TypeVar("Case", str, tuple[str, str])
-"""What names a case, and its words."""
+"""The name of a case, and its words."""
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Role:
         return json.loads(line)  # type: ignore[no-any-return]
 
     def ask(self) -> dict[str, Any]:
-        """What a role that goes on has measured so far."""
+        """The figures so far of a role that goes on."""
         self.tell({"stop": False})
         return self.hear()
 
@@ -176,7 +176,7 @@ class Role:
 
 
 def measured(name: str, **task: Any) -> dict[str, Any]:
-    """What a role answers that needs nothing but its task."""
+    """The answer of a role that needs nothing but its task."""
     with Role(name, **task) as role:
         return role.hear()
 

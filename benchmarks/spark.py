@@ -1,4 +1,4 @@
-"""What goes through Spark, each in one session with its limit, in turn.
+"""Data through Spark, each way in one session with its limit, in turn.
 
 spark-source: a stream of the log as a DataFrame, beside the same rows from Parquet behind an
 identity ``mapInArrow``: the rows pass a Python worker once, as those of the source do. The node is

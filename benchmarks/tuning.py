@@ -1,4 +1,4 @@
-"""What the settings do to throughput, latency and memory: the table of docs/tuning.md.
+"""The effect of settings on throughput, latency and memory: the table of docs/tuning.md.
 
 Each row is the keyed count with one setting changed, in turn with the defaults, so that a noisy
 machine touches all alike. Run it on a quiet one::

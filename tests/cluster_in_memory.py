@@ -147,7 +147,7 @@ class Cluster:
         return self.sent == self._sent_all
 
     def counts(self, pe: str) -> Counter[str]:
-        """What each key has counted; a key lives in one place."""
+        """The count of each key; a key lives in one place."""
         found: Counter[str] = Counter()
         for container in self.containers.values():
             for task in container.tasks.values():

@@ -1,4 +1,4 @@
-"""What tests share: a system in memory, with the settings of a container that reads from it.
+"""Shared by all tests: a system in memory, with the settings of a container that reads from it.
 
 And notes which tests ran: when a session ends, docs/semantics.md is judged by them.
 """
@@ -179,7 +179,7 @@ def own_runtime_folder() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def fork_server() -> Iterator[None]:
-    """What forked ``s4`` for tests ends with them."""
+    """The process that forks ``s4`` for tests ends with them."""
     yield
     forks.close()
 

@@ -99,7 +99,7 @@ async def flowing(folder: Path) -> AsyncIterator[tuple[Bench, Flow]]:
 
 
 def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
-    """What another node would go on from: events that are committed, and counts by key."""
+    """The state that another node would go on from: committed events, and counts by key."""
     while True:
         with suppress(StoreCorrupt):  # what was looked for has just been removed
             return _shipped(it)

@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Fork:
-    """What both kinds of forks have of a process."""
+    """The part of a process that both kinds of forks have."""
 
     def __init__(self, pid: int, status: int) -> None:
         os.set_blocking(status, False)
@@ -174,7 +174,7 @@ forks = ForkServer()
 
 
 def _of_python(env: dict[str, str]) -> dict[str, str]:
-    """What Python reads when it starts."""
+    """The environment variables that Python reads when it starts."""
     read = ("PYTHON", "LANG", "LC_")
     return {name: value for name, value in env.items() if value and name.startswith(read)}
 

@@ -1,4 +1,4 @@
-"""What the tests run on: containers, real processes, raw peers, and a proxy that cuts connections.
+"""The base of the tests: containers, real processes, raw peers, and a proxy that cuts connections.
 
 Nothing here is a mock: everything talks over TCP on a free port of 127.0.0.1.
 """

@@ -38,7 +38,7 @@ def fresh(address: str) -> MemorySystem:
 
 @contextmanager
 def dies(error: type[Exception], match: str = "") -> Iterator[None]:
-    """What is inside ends by this error, whenever that comes.
+    """The body ends by this error, whenever that comes.
 
     Several parts may find out at the same moment; then each of them raises one of our errors.
     """

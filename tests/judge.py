@@ -41,7 +41,7 @@ def wrong_events(
     acknowledged: Mapping[K, Collection[int]] = _NONE,
     sent: Mapping[K, Collection[int]] | None = None,
 ) -> list[str]:
-    """What is not true of the numbers that came, by key: each of those ``acknowledged`` is there,
+    """The errors in the numbers that came, by key: each of those ``acknowledged`` is there,
     none is twice, each is above those before it, and all were ``sent``."""
     missing: list[tuple[K, int]] = []
     doubled: list[tuple[K, int]] = []
@@ -108,7 +108,7 @@ def entries_of(objects: Mapping[str, bytes]) -> dict[int, Entry]:
 
 
 def wrong_log(entries: Mapping[int, Entry]) -> list[str]:
-    """What is not true of a task's log: a fence has one owner, which alone writes after its claim,
+    """The errors in a task's log: a fence has one owner, which alone writes after its claim,
     fences grow, and nothing is missing after the newest checkpoint."""
     found = []
     owners: dict[int, str] = {}
@@ -138,7 +138,7 @@ def wrong_log(entries: Mapping[int, Entry]) -> list[str]:
 
 
 def wrong_store(objects: Mapping[str, bytes]) -> list[str]:
-    """What is not true of the logs of all tasks at a URL; ``objects`` are by path."""
+    """The errors in the logs of all tasks at a URL; ``objects`` are by path."""
     logs: dict[str, dict[str, bytes]] = {}
     for path, data in objects.items():
         place, _, name = path.rpartition("/log/")
@@ -182,8 +182,8 @@ def _replaced(entries: Mapping[int, Entry]) -> tuple[int, int]:
 
 
 def too_much_memory(usage: Usage, processes: int) -> list[str]:
-    """What so many processes hold in memory although nothing is to be done, however much they have
-    done: waiting events, and more connections and tasks of trio than there are pairs of them."""
+    """The leaks of processes with nothing left to do: events that wait, and more connections and
+    tasks of trio than there are pairs of processes."""
     most = MOST_CONNECTIONS * processes**2
     found = [("connections", usage.connections, most), ("tasks", usage.tasks, MOST_TASKS * most)]
     return [

@@ -76,7 +76,7 @@ log.retention.ms=-1
 
 
 def lacking() -> str:
-    """What the machine lacks to run a broker; empty if nothing."""
+    """The parts that the machine lacks to run a broker; empty if none."""
     if shutil.which("java") is None:
         return "no java on PATH"
     if not (JARS / "complete").exists():

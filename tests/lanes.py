@@ -1,4 +1,4 @@
-"""What the tests of outboxes and of the admission share: events, hellos, and how to read frames."""
+"""Shared by the tests of outboxes and of the admission: events, hellos, and how to read frames."""
 
 from __future__ import annotations
 

@@ -110,12 +110,12 @@ class Bench:
 
     @property
     def seen(self) -> list[tuple[str, ...]]:
-        """What was processed: process, and what it wrote of the event."""
+        """A row for each processed event: the process, and its fields."""
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         return [tuple(line.split()) for line in lines]
 
     def offsets(self, app: str) -> dict[int, int]:
-        """What is committed, by partition."""
+        """The committed offsets, by partition."""
         found = saved_positions(self.folder / "state" / "default" / app)
         return {
             int(place[:-1].rpartition("[")[2]): at

@@ -33,7 +33,7 @@ def numbered(producer: str, first: int, count: int, width: int = 8) -> Incoming:
 
 
 def events(rows: Sequence[StoredFrame]) -> list[tuple[int, str, int]]:
-    """What rows hold: offset, producer and number of each event, read from the bodies."""
+    """Offset, producer and number of each event of these rows, read from the bodies."""
     found = []
     for row in rows:
         width = len(row.body) // row.count

@@ -93,7 +93,7 @@ def in_database(query: str, found: dict[str, list[Any]]) -> set[tuple[Any, ...]]
 
 
 def results(query: str, rows: set[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
-    """What the rows of an app say, if some come again after a kill.
+    """The results of an app whose rows may come again after a kill.
 
     The averages of a category are followed by those with more auctions: its last row counts.
     """

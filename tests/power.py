@@ -37,8 +37,8 @@ _NAME = re.compile(r'"([^"]*)"')
 
 
 def unwaited(program: str, folder: Path) -> set[str]:
-    """What a power cut may take when a Python program has ended that works below ``folder``: names
-    of files, with content that was not waited for, and of folders with such names in them."""
+    """The files below ``folder`` that a power cut may take once a Python program there has ended:
+    those whose content was not waited for, and the folders with such names in them."""
     trace = folder.with_name("trace")
     strace = ["strace", "-f", "-y", "-s", "0", "-e", f"trace={CALLS}", "-o", str(trace)]
     if subprocess.run([*strace, "true"], check=False, capture_output=True).returncode:

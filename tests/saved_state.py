@@ -1,4 +1,4 @@
-"""What the tasks of an app keep, for tests that look at it or put it there."""
+"""Saved state of the tasks of an app, for tests that look at it or put it there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def save_positions(app: Path, task: str, positions: dict[str, int]) -> None:
 
 
 def saved_instances(app: Path) -> dict[str, dict[str, Any]]:
-    """What the PEs of an app keep, by key, as of the last commits."""
+    """The saved PEs of an app by key, as of the last commits."""
     found = {}
     for _, state in _tasks(app):
         for name in (look := StateReader(state)).elements:
@@ -67,7 +67,7 @@ def states_in_savepoint(folder: Path, savepoint: str, app: str) -> dict[str, dic
 
 
 def saved_rows(app: Path, store: str) -> dict[Any, Any]:
-    """What the tasks of an app keep in a store, as of the last commits."""
+    """The rows of the tasks of an app in a store, as of the last commits."""
     found: dict[Any, Any] = {}
     for _, state in _tasks(app):
         found.update(StateReader(state).store(store))

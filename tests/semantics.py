@@ -33,7 +33,7 @@ class Guarantee:
 
 @dataclass
 class Outcomes:
-    """What pytest told of this session, by test function: its id without parameters."""
+    """The results of this session by test function: its id without parameters."""
 
     selected: set[str] = field(default_factory=set)
     of: dict[str, set[str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def read(page: str) -> list[Guarantee]:
 
 
 def mistakes(guarantees: list[Guarantee]) -> list[str]:
-    """What is wrong with the page by itself."""
+    """The faults of the page by itself."""
     found = []
     counted: dict[str, int] = {}
     for one in guarantees:

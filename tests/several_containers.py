@@ -101,7 +101,7 @@ class Nodes:
         del self.containers[name]
 
     def state(self, pe: str) -> Counter[str]:
-        """What each key has counted, over all containers; a key lives in one place."""
+        """The count of each key, over all containers; a key lives in one place."""
         found: Counter[str] = Counter()
         for container in self.containers.values():
             for task in container.tasks.values():

@@ -393,7 +393,7 @@ def judge_windows(test: ClusterTest, sent: Sequence[Click]) -> None:
 
 
 def failure_of(size: Size, seed: int) -> tuple[int, str]:
-    """What fails with a seed, with the fewest faults; nothing if it passes."""
+    """The failure of a seed, with the fewest faults; nothing if it passes."""
     run = partial(scenario, size=size)
     try:
         run(seed)

@@ -18,7 +18,7 @@ NODES = ("node1", "node2", "node3", "spare")
 
 
 def mounts(service: str) -> list[tuple[str, str, bool]]:
-    """What a service mounts: from where, at which path, and if only to read."""
+    """The mounts of a service: from where, at which path, and if only to read."""
     found = (each.split(":") for each in SERVICES[service]["volumes"])
     return [(source, path, mode == ["ro"]) for source, path, *mode in found]
 

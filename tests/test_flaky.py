@@ -29,7 +29,7 @@ async def test_it(tmp_path_factory):
 def run(
     pytester: pytest.Pytester, test: str, *entries: tuple[str, datetime.date]
 ) -> pytest.RunResult:
-    """What a session with the test and with these entries of the list ends with."""
+    """The end of a session with the test and with these entries of the list."""
     known = [f"{name!r}: Known('once', date({seen:%Y, %-m, %-d}))" for name, seen in entries]
     pytester.makeini("[pytest]\ntrio_mode = true\nmarkers =\n    slow: starts processes")
     pytester.makeconftest(

@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class Trace:
-    """What happened, and what the tasks of one run have in common."""
+    """A trace of calls, and the parts that the tasks of one run share."""
 
     def __init__(self, *, commit_every: int = 0) -> None:
         self.steps: list[Step] = []
@@ -72,7 +72,7 @@ class Trace:
 
 
 class Traced:
-    """What the tasks of all modes do: they note, count without a lock, and ask for commits."""
+    """A task of any mode: it notes, counts without a lock, and asks for commits."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -1,4 +1,4 @@
-"""What one event touches on its way through a node: functions called, files, hops between files.
+"""The way of one event through a node: functions called, files, hops between files.
 
 Run as ``python walk.py GRADE EVENTS [FILES HOPS CALLS]``: a container and a client in one process;
 each of at most EVENTS events is sent by itself and waited for, and what the package calls meanwhile
@@ -81,7 +81,7 @@ class Walk:
                 self._files.append(file)
 
     def taken(self) -> dict[str, int]:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         files, self._files = self._files, []
         hops = sum(one != other for one, other in pairwise(files))
         return {"files": len(set(files)), "hops": hops, "calls": len(files)}

@@ -87,7 +87,7 @@ class ZooKeeperServer:
             time.sleep(0.05)
 
     def mode(self) -> str:
-        """What it says it is: standalone, leader or follower; empty if it does not answer."""
+        """Its role: standalone, leader or follower; empty if it does not answer."""
         with suppress(OSError), socket.create_connection((self._host, self.port), 1) as end:
             end.sendall(b"srvr")
             _, found, rest = end.recv(4096).decode().partition("Mode: ")

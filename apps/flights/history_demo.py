@@ -27,7 +27,7 @@ from s4node.spark.history.savepoint import write_savepoint
 from s4node.spark.java import spark_session
 
 CUT = "2013-10-01 00:00:00"
-"""What departs from then on (UTC) goes through the log."""
+"""Flights that depart from then on (UTC) go through the log."""
 SETTLE_SECONDS = 60
 
 _PARTITIONS = "4"

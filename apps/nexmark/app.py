@@ -63,7 +63,7 @@ class Row(Event):
 
 
 class Nexmark(App):
-    """What the queries have in common: their output, and inputs with time."""
+    """The base of all queries: their output, and inputs with time."""
 
     rows: OutputStream
 

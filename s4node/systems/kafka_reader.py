@@ -92,7 +92,7 @@ _LOST = frozenset(
     )
 )
 _TRUNCATED = "log truncation"
-"""What the client says of an offset beyond the end of its epoch, under the code of any reset."""
+"""The client's message for an offset beyond the end of its epoch, under the code of any reset."""
 
 GONE = frozenset(
     (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)

@@ -37,16 +37,16 @@ OFTEN: tuple[Kind, ...] = (
     *("kill process", "kill host", "lose host", "pause", "cut apart", "hold", "slow"),
     *("lose coordination", "doubt store"),
 )
-"""What breaks most, beside another fault."""
+"""The faults that break most beside another one."""
 
 _BY_CHANCE = tuple(kind for kind in KINDS if kind != "drain") + OFTEN
-"""What a seed chooses from: a drain is asked for, and no fault."""
+"""The faults that a seed chooses from: a drain is asked for, and no fault."""
 
 LOG = "log"
 """The host of the log."""
 
 OF_PROCESSES: frozenset[Kind] = frozenset({"stop", "kill process", "pause"})
-"""What happens to the processes of a host, or to one of them."""
+"""A fault of the processes of a host, or of one of them."""
 
 
 _BETWEEN: tuple[Kind, ...] = ("cut apart", "hold")

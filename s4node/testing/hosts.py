@@ -99,7 +99,7 @@ class Host:
         self.away: list[Fault] = []
         """Kills of the host that have not ended: it does not start."""
         self.errors: list[Exception] = []
-        """What has ended its processes."""
+        """The errors that have ended its processes."""
 
     @property
     def runs(self) -> list[Run]:

@@ -26,7 +26,7 @@ from s4node.testing.runs import Run, Runs, host
 
 _MOST_ENVELOPES = 16
 _SLOW = 100
-"""What goes to or from a slow host takes so many times as long."""
+"""The factor by which messages to and from a slow host take longer."""
 _REDIAL_SECONDS = 0.05
 _REDIAL_MOST_SECONDS = 1.0
 

@@ -74,7 +74,7 @@ class Run:
         self.ahead = 0.0
         """By how much its clock on the wall is ahead, in seconds."""
         self.spent = 0.0
-        """What its current step has taken, in seconds."""
+        """The seconds that its current step has taken."""
         self.busy_until = -math.inf
         """When it has done what its last step took."""
         self.steps = 0
@@ -83,10 +83,10 @@ class Run:
         self.killed = False
         self.ended = False
         self.nursery: trio.Nursery | None = None
-        """What runs in it; None before it has begun."""
+        """The nursery of its tasks; None before it has begun."""
         self.held: deque[Action] = deque()  # what came while it was paused
         self.files: WeakKeyDictionary[Closable, Path] = WeakKeyDictionary()
-        """What it has opened, and where, until that is garbage."""
+        """The files that it has opened, until they are garbage."""
         self.context = contextvars.copy_context()
         self.context.run(host.set, name)
         hooks = sys.get_asyncgen_hooks()

@@ -29,7 +29,7 @@ from s4node.testing.faults import Fault
 from s4node.testing.memory_network import Message
 
 _SHOWN = 30
-"""So many messages of a run that fails are shown, the newest ones."""
+"""The number of messages shown of a run that fails, the newest ones."""
 
 _MOST_EVENTS, _MOST_LETTERS = 5, 300
 """The characters that are shown of a message."""

@@ -92,7 +92,7 @@ def test_what_was_put_keeps_its_list_when_its_pe_or_a_receiver_changes_that(
 
 
 def put_and_change(make: Any, change: Any, types: Any) -> list[Any]:
-    """What a stream has of an event that its PE has changed after the put."""
+    """The values in a stream of an event that its PE has changed after the put."""
     app = App("app")
     found: list[Any] = []
 

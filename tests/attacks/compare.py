@@ -22,7 +22,7 @@ from s4node.net.wire import frame as wire
 MB = 1 << 20
 
 MEMORY = 256 * MB
-"""What attackers may add to the memory of a node."""
+"""The bytes that attackers may add to the memory of a node."""
 
 LOG = MB
 """The bytes of log that they may cause."""
@@ -35,7 +35,7 @@ _BEGINNING = 0.5  # seconds that attackers have to begin
 
 
 class Seen(NamedTuple):
-    """What a healthy sender saw: the 99th percentile of the seconds until an acknowledgement."""
+    """The 99th percentile of the seconds until a healthy sender's acknowledgement."""
 
     p99: float
     sent: int
@@ -61,7 +61,7 @@ class Compared(NamedTuple):
         )
 
     def complaints(self, *, busy: bool = False) -> list[str]:
-        """What is not within its bounds; on a ``busy`` machine, one bound of the p99 is enough."""
+        """The bounds that do not hold; on a ``busy`` machine, one bound of the p99 is enough."""
         a, c = self.attacked, self.control
         slow = a.p99 >= P99
         slower = a.p99 > max(_QUIET, TIMES * c.p99)

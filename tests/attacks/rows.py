@@ -1,4 +1,4 @@
-"""What attackers do: each row writes to sockets as it likes, until it is cancelled."""
+"""The attackers: each row writes to sockets as it likes, until it is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands and processes load at their start: no library and no room that they do not use."""
+"""Commands and processes load no library and no room at their start that they do not use."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_the_commands_of_the_page_print_what_it_says(
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """What an app of two tasks has left here."""
+    """The files of an app of two tasks."""
     store = TaskClaims(tmp_path / "state" / "default" / "notes")
     store.admit(JobGuard(2, "by-partition", "crc32m", {"memory.clicks": 2}))
     for number in range(2):
@@ -387,14 +387,14 @@ class Nodes:
         return await run_s4(*shlex.split(command), *state, cwd=self.folder, stdin=stdin)
 
     async def counts(self, node: str, *, shipped: bool = True) -> dict[str, int]:
-        """What ``s4 state scan`` shows."""
+        """The output of ``s4 state scan``."""
         done = await self.s4("state scan two --json", node, shipped=shipped)
         assert done.returncode == 0, done.stderr
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         return {row["key"]: row["value"] for row in rows}
 
     async def offsets(self, command: str, node: str, *, shipped: bool = True) -> dict[str, int]:
-        """What ``s4 state tasks`` prints."""
+        """The output of ``s4 state tasks``."""
         done = await self.s4(command, node, shipped=shipped)
         assert done.returncode == 0, done.stderr
         tasks = json.loads(done.stdout)

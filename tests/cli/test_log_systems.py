@@ -59,7 +59,7 @@ async def test_formats_are_found_in_the_working_folder_and_beside_the_settings(
 
 
 async def tail(folder: Path, *words: str) -> str:
-    """What the installed ``s4`` shows of the first record; its settings are in another folder."""
+    """The first record as the installed ``s4`` shows it; its settings are in another folder."""
     beside, here = folder / "settings", folder / "here"
     for each in (beside, here):
         each.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the commands show of an app with windows."""
+"""The commands show an app with windows."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class History:
         kept: list[Checkpoint],
         state: list[CommitId],
     ) -> Generator[Request, Any, None]:
-        """What an owner does before its first commit."""
+        """The work of an owner before its first commit."""
         yield from ()
 
     def _read(

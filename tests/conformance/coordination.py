@@ -1,4 +1,4 @@
-"""What every implementation of the coordination contract must do.
+"""The contract of every implementation of coordination.
 
 A test module derives a class from :class:`CoordinationConformance`, which says how the same tree is
 reached from here and from other processes. Nothing is tested that the contract does not promise, so

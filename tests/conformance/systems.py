@@ -1,4 +1,4 @@
-"""What every system must do that inputs are read from and outputs are written to.
+"""The contract of every system that inputs are read from and outputs are written to.
 
 A test module derives a class from :class:`SystemConformance`, which says how a system is made and
 what can be done to it from outside. Nothing is tested that the contract does not promise.
@@ -43,7 +43,7 @@ class Tap(Event):
 
 
 class Note(Event):
-    """What the kit reads of records; ``title``, ``at`` and ``notes`` are not in their values."""
+    """A record as the kit reads it; ``title``, ``at`` and ``notes`` are not in its value."""
 
     title: str
     at: float
@@ -128,7 +128,7 @@ class Lab(ABC):
 
 
 class Read:
-    """What has been read: offsets, events, and what did not decode."""
+    """The events that were read: offsets, events, and those that did not decode."""
 
     def __init__(self) -> None:
         self.offsets: list[int] = []

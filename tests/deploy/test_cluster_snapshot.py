@@ -1,4 +1,4 @@
-"""What a cluster does, put together from what its containers tell."""
+"""A snapshot of a cluster, put together from the reports of its containers."""
 
 from __future__ import annotations
 

@@ -800,7 +800,7 @@ async def put_into_the_folder(folder: Path, app: str, data: bytes) -> None:
 
 
 def escaped(folder: Path) -> list[Path]:
-    """What was written under the name that leads elsewhere."""
+    """The files written outside of the folder."""
     return list(folder.rglob("*escaped*"))
 
 
@@ -1115,7 +1115,7 @@ async def run_on(folder: Path, *nodes: str) -> None:
 
 
 async def status_of(folder: Path) -> dict[str, Any]:
-    """What ``s4 status`` tells."""
+    """The output of ``s4 status``."""
     told: list[dict[str, Any]] = json.loads((await s4_of(folder, "status", "--json")).stdout)
     (cluster,) = told
     return cluster
@@ -1135,7 +1135,7 @@ async def click(address: str, *users: str, stream: str = "clicks") -> None:
 
 
 def printed(*nodes: NodeProcess) -> list[str]:
-    """What the apps have printed, sorted; logs go to stderr."""
+    """The lines that the apps have printed, sorted; logs go to stderr."""
     return sorted(line for each in nodes for line in each.stdout)
 
 

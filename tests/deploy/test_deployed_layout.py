@@ -96,7 +96,7 @@ def words(folder: Path, partitions: int) -> tuple[str, ...]:
 
 
 async def repartitioned(folder: Path, partitions: int, fault: str = "") -> dict[str, Any]:
-    """What the command prints; with ``fault`` it dies there, and prints nothing."""
+    """The output of the command; with ``fault`` it dies there, and prints nothing."""
     line = words(folder, partitions)
     async with s4_process(*line, cwd=folder, ready=False, fault=fault) as process:
         with trio.fail_after(120):

@@ -899,7 +899,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stored(package: Package, folder: Path, **settings: str) -> Begin:
-    """What to run the package with, from a store in ``folder``."""
+    """The command that runs the package, from a store in ``folder``."""
     digest = Store(folder / "store").put(package.encode())
     return Begin(
         package.manifest.name,

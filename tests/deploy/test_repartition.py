@@ -465,7 +465,7 @@ class Shop:
             assert clicks.flush() == []
 
     def counts(self) -> Counter[str]:
-        """What has been counted, as of the last commits."""
+        """The counts of the last commits."""
         found: Counter[str] = Counter()
         for state in self.tasks():
             reader = StateReader(state)
@@ -474,7 +474,7 @@ class Shop:
         return found
 
     def stored(self) -> dict[str, int]:
-        """What is in the store of the tasks."""
+        """The rows in the store of the tasks."""
         found: Counter[str] = Counter()
         for state in self.tasks():
             for key, value in StateReader(state).store("counts"):

@@ -258,7 +258,7 @@ clicks: float = 0.5
 
 
 async def saved(folder: Path, *words: str) -> str:
-    """What a command about savepoints prints."""
+    """The output of a command about savepoints."""
     place = ("--cluster", "shop", "-p", f"s4.state.folder={folder / 'state'}")
     done = await run_s4(*words, *place, cwd=folder)
     assert done.returncode == 0, done.stderr

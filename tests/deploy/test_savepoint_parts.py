@@ -1,4 +1,4 @@
-"""What a savepoint holds: stores, positions, dead letters, startpoints; of one process or more."""
+"""Parts of a savepoint: stores, positions, dead letters, startpoints; of one process or more."""
 
 from __future__ import annotations
 

@@ -650,7 +650,7 @@ class Shop:
         assert await clicks.flush() == []
 
     def counts(self, app: str) -> Counter[str]:
-        """What has been counted, by digit, as of the last commits."""
+        """The counts of the last commits, by digit."""
         pe, folder = ("Count", self.state) if app == "counter" else ("Total", "totals")
         cluster = "default" if app == "counter" else "end"
         found: Counter[str] = Counter()

@@ -60,7 +60,7 @@ class Terminal:
         self._background = background
 
     async def run(self, command: str) -> list[str]:
-        """What a command prints."""
+        """The output of a command."""
         words = shlex.split(command)
         if words[0] == "pip":
             pass  # tests/cli/test_installed.py

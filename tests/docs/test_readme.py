@@ -220,7 +220,7 @@ def text_of(page: str) -> str:
 
 
 def commands_on(page: str) -> list[str]:
-    """What follows ``s4`` in the code of a page, in a line or between two backticks."""
+    """The text after ``s4`` in the code of a page, in a line or between two backticks."""
     text = text_of(page)
     lines = re.findall(r"^(?:\$ |.*\| )?s4 ([a-z][^\n`|#]*)", text, re.MULTILINE)
     return lines + [" ".join(each.split()) for each in re.findall(r"`s4\s([a-z][^`]*)`", text)]

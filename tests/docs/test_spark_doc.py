@@ -139,7 +139,7 @@ print("state", users, "users of", clicks, "clicks")
 results = {block('(spark.readStream.format("s4")')}
 print("results", results.isStreaming, *results.columns)
 """
-"""What stands behind the walk, in one program."""
+"""The code behind the walk, in one program."""
 
 
 def commands() -> Iterator[list[tuple[str, list[str]]]]:
@@ -166,7 +166,7 @@ async def done(command: tuple[str, list[str]], folder: Path) -> None:
 
 
 async def printed(command: tuple[str, list[str]], folder: Path) -> str:
-    """What a program of Python prints."""
+    """The output of a program of Python."""
     name, *arguments = command[0].split()
     assert name == "python"
     with trio.fail_after(SECONDS):

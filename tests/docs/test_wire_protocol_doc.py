@@ -255,7 +255,7 @@ async def clicks_node(
 
 
 def shown(*nodes: Any) -> list[str]:
-    """What the apps printed: an event a line."""
+    """The events that the apps printed, one a line."""
     return [line for node in nodes for line in node.stdout[1:]]
 
 
@@ -277,7 +277,7 @@ async def run_client(
 
 
 def outcome(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
-    """What the client printed, after an orderly end."""
+    """The output of the client, after an orderly end."""
     assert (done.returncode, done.stderr) == (0, b"")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -322,7 +322,7 @@ def test_partitions_get_nearly_even_shares_of_ordinary_keys(
 
 
 def bound(freedom: int) -> float:
-    """What chi-square is within in 99.9 % of all cases (Wilson and Hilferty's approximation)."""
+    """The bound of chi-square in 99.9 % of all cases (Wilson and Hilferty's approximation)."""
     spread = 2 / (9 * freedom)
     return float(freedom * (1 - spread + 3.0902 * spread**0.5) ** 3)
 

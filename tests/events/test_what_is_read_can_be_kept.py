@@ -1,4 +1,4 @@
-"""What a reader accepts can be kept: in a commit, a frame, the log, a dead letter."""
+"""An event that a reader accepts can be stored: in a commit, a frame, the log, a dead letter."""
 
 from __future__ import annotations
 

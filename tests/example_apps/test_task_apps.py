@@ -325,7 +325,7 @@ async def test_join_runs_as_a_process_on_streams_of_the_log(tmp_path: Path) -> N
 
 
 class Kept:
-    """What a consuming app was given, by the partition in which it was."""
+    """The events that a consuming app was given, by partition."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[Any]] = defaultdict(list)

@@ -247,7 +247,7 @@ def _places(holder: Any, kinds: list[type]) -> Iterator[tuple[Any, Any]]:
 
 
 class Survived(NamedTuple):
-    """What became of it: how many events of honest senders the app has counted, and the log has."""
+    """The result: how many events of honest senders the app has counted, and the log has."""
 
     sent: int
     honest: int

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes any bytes, and raises only if a promise does not hold.
+"""The targets of the fuzzer: each takes any bytes, and raises only if a promise does not hold.
 
 Importing this module imports the decoders, which the fuzzer has instrumented then.
 """
@@ -212,7 +212,7 @@ def manifests(data: bytes) -> None:
 
 
 def lines(data: bytes) -> None:
-    """What a container tells its supervisor, and the files of settings."""
+    """A container's lines to its supervisor, and files of settings."""
     with suppress(ValueError, *UNREADABLE):
         for line in supervisor_protocol.Lines().feed(data):
             supervisor_protocol.from_container(line)

@@ -1,4 +1,4 @@
-"""What the fuzzer has reached or found keeps its promises; ``make fuzz`` looks for more."""
+"""Inputs that the fuzzer has reached or found keep their promises; ``make fuzz`` looks for more."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def rest_of(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 async def said(server: HttpServer, request: bytes) -> bytes:
-    """What the server says to a request, until it closes."""
+    """The bytes that the server answers to a request, until it closes."""
     async with await connected(server) as stream:
         await stream.send_all(request)
         await stream.send_eof()
@@ -340,7 +340,7 @@ async def asked(
     *headers: str,
     method: str = "GET",
 ) -> bytes:
-    """What the server says to a peer with these certificates, or none."""
+    """The answer of the server to a peer with these certificates, or none."""
     context = ssl.create_default_context(cafile=str(issuer.folder / "authority.pem"))
     context.check_hostname = False
     if files is not None:

@@ -1,4 +1,4 @@
-"""What a node answers over HTTP: a real node, and real containers."""
+"""The answers of a node over HTTP: a real node, and real containers."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ async def test_the_log_command_reads_a_topic_with_the_formats_of_the_app(
 
 
 async def counted(settings: dict[str, str], truth: Counter[Any]) -> Counter[Any]:
-    """What the app has counted once it has as many numbers as the truth."""
+    """The counts of the app once it has as many numbers as the truth."""
     with plain_errors():
         async with running(Clicks("clicks"), settings) as container:
             await until(lambda: numbers_of(container).total() >= truth.total(), "all are counted")

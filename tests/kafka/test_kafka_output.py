@@ -332,7 +332,7 @@ async def test_a_transaction_that_nobody_ends_holds_up_readers_and_no_commit(
 
 
 async def finished(job: Job) -> list[tuple[str, int]]:
-    """What the topic has once an undisturbed run of the app has nothing left to do."""
+    """The records of the topic once an undisturbed run of the app has nothing left to do."""
     with plain_errors():
         async with running(Sums("sums"), job.settings, deadline=120):
             await until(lambda: len(job.found()) >= job.sent, "all are there", seconds=60)

@@ -1,4 +1,4 @@
-"""What a stream of a log takes as keys: the same for any number of partitions."""
+"""Keys of a stream of a log: the same types for any number of partitions."""
 
 from __future__ import annotations
 

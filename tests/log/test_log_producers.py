@@ -1,4 +1,4 @@
-"""What the log knows of its producers: who is forgotten, who never, and whose life is over."""
+"""The producers that a log knows: some are forgotten, some never, and the life of some is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the log is deleted, in which order, and when appending waits."""
+"""Retention deletes from the log, in one order, and appending may wait for it."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ PAGE = 16_384
 
 
 def held(rows: list[Row], below: int = 0, oldest: int = 0, **disk: int) -> Held:
-    """What a partition with these rows holds."""
+    """The contents of a partition with these rows."""
     return Held(
         oldest=rows[0].start if rows else oldest,
         size=sum(row.size for row in rows),

@@ -49,7 +49,7 @@ class Partition:
 
 
 class Node:
-    """What is on disk of a log with one target and a spool for each sink."""
+    """The disk of a log with one target and a spool for each sink."""
 
     def __init__(self, partitions: int) -> None:
         self.target = [Partition() for _ in range(partitions)]

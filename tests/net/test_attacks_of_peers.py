@@ -1,4 +1,4 @@
-"""What a peer may do to a node: it costs bounded memory and log, and honest peers go on.
+"""A bad peer costs a node bounded memory and log, and honest peers go on.
 
 The nodes are processes with the default settings. Attackers write to sockets as they like.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong while a node answers one peer ends that peer's connection, and nothing else."""
+"""An error while a node answers one peer ends that peer's connection, and nothing else."""
 
 from __future__ import annotations
 

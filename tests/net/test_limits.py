@@ -1,4 +1,4 @@
-"""What follows when a limit takes effect: the peer is told, and it is counted and logged once."""
+"""When a limit takes effect, the peer is told, and it is counted and logged once."""
 
 from __future__ import annotations
 

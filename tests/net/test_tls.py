@@ -531,7 +531,7 @@ async def log_at(address: str, credentials: Credentials) -> AsyncIterator[Embedd
 
 
 async def refused(issuer: Issuer, identity: str, hello: wire.Hello) -> str:
-    """What a node answers to the hello of a peer with this identity."""
+    """The answer of a node to the hello of a peer with this identity."""
     async with (
         running(RecordingApp(), issuer.node()) as node,
         issuer.peer(node.listener.address, identity) as peer,

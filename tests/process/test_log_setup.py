@@ -304,7 +304,7 @@ def text_of(
     format: str = "auto",  # noqa: A002 - as configure has it
     stderr: io.StringIO | None = None,
 ) -> str:
-    """What is on stderr once logging is configured and ``say`` has logged."""
+    """The text on stderr once logging is configured and ``say`` has logged."""
     with redirect_stderr(stderr or io.StringIO()) as stream:
         configure(level, format)
         say()

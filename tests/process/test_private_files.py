@@ -1,4 +1,4 @@
-"""What a node, or a program with a node in it, keeps on its disk is for its own user only."""
+"""Files of a node, or of a program with a node in it, are for its own user only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person waits for comes at once, on a machine that does nothing else."""
+"""Answers that a person waits for come at once, on a machine that does nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands do with the standard streams they are started with, always as real processes."""
+"""Commands and the standard streams they are started with, always as real processes."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def rows(app: type[App], *times: tuple[str, float], until: float) -> list[dict[s
 
 
 def told(made: list[dict[str, Any]], user: str = "ann") -> list[str]:
-    """What was put on the stream told for a key, in the order in which the next stage has it."""
+    """The events on the output stream for a key, in the order in which the next stage has them."""
     mine = [row for row in made if row["kind"] == EVENT and row["name"] == "told"]
     mine.sort(key=lambda row: (row[AT], -1 if row["n"] is None else row["n"], row["path"]))
     events = unpacked(kind_of_told(), [row["value"] for row in mine])

@@ -1,4 +1,4 @@
-"""What Spark ships to executors: it is as it was, or says what the executor lacks."""
+"""Values that Spark ships to executors: each is as it was, or says what the executor lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says when Spark fails."""
+"""The messages of a command when Spark fails."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_producer_that_has_left_is_not_waited_for() -> None:
 
 
 class Producer:
-    """What a producer and the node know of its numbers."""
+    """The numbers that a producer and the node know."""
 
     def __init__(self) -> None:
         self.safe = self.sent = self.limit = 0

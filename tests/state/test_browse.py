@@ -1,4 +1,4 @@
-"""What is kept, for those who look: `s4 state` where that is not easy."""
+"""Saved state, for those who look at it: `s4 state` where that is not easy."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ SEEN = StoreSpec("seen", tuple[str, int], int)
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """What an app of two tasks has left: ``("k", n)`` of each task's ``n`` in a store."""
+    """The state of an app of two tasks: ``("k", n)`` of each task's ``n`` in a store."""
     folder = tmp_path / "state" / "default" / "notes"
     store = TaskClaims(folder)
     store.admit(JobGuard(2, "by-partition", "crc32m", {"memory.clicks": 2}))

@@ -221,7 +221,7 @@ def commit(database: Database, life: int) -> None:
 
 
 def lives(database: Database) -> set[bytes | None]:
-    """What the rows say that are not among ``GONE``, and that nothing else is left."""
+    """The rows that are not among ``GONE``; nothing else is left."""
     found = database.get_many([row(n) for n in range(ROWS)])
     gone = {found[n] for n in GONE}
     kept = {value for n, value in enumerate(found) if n not in GONE}

@@ -62,7 +62,7 @@ def test_a_large_object_that_a_server_refuses_is_not_sent(monkeypatch: pytest.Mo
 
 
 def header_of_one_request(server: socket.socket) -> bytes:
-    """What a client sends first; it is told that all is well."""
+    """The header of a client's first request, which succeeds."""
     end, _ = server.accept()
     with end:
         header = end.recv(1 << 16)

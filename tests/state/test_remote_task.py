@@ -752,7 +752,7 @@ def committed(url: str, folder: Path, *numbers: int) -> Owner:
 
 
 def found(url: str, folder: Path) -> tuple[set[int], dict[str, int]]:
-    """What the next owner finds."""
+    """The state that the next owner finds."""
     owner = Owner(url, folder)
     try:
         return owner.found

@@ -488,7 +488,7 @@ def words(*words: str, commit: bool = False) -> list[GenericEvent]:
 
 
 def stored(settings: dict[str, str], ttl: float = 0) -> dict[str, int]:
-    """What the first task's store holds."""
+    """The rows of the first task's store."""
     folder = task_folder(Path(settings["s4.state.folder"]) / "default" / "tally", "Partition 0")
     with epochs.copied(folder) as database:
         state = TaskState(database, crc32m)

@@ -246,7 +246,7 @@ class Changing:
         self.state.end_commit(written=True)
 
     def found(self) -> dict[str, Any]:
-        """What the store holds, whichever way it is read."""
+        """The rows of the store, whichever way they are read."""
         found = dict(self.store.all())
         assert dict(self.store.range("", "\x7f")) == found
         assert self.store.get_many(["a", "b", "c"]) == found

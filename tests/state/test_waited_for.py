@@ -1,4 +1,4 @@
-"""What has been waited for when a commit or an event is acknowledged that no power cut may take."""
+"""The disk has been waited for when a commit or an event is acknowledged, for power cuts."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ trio.run(main)
 NO_MATTER = re.compile(
     r".*(/LOG|/LOG\.old|/LOCK|\.sqlite-shm|/log/lock|/probe)|.*/tasks/(task|machine-1)/1/.*"
 )
-"""What nothing is read from after a power cut: of the owner before there is a copy, and in the
+"""Files that nothing reads after a power cut: of the owner before there is a copy, and in the
 folder of the probe the loser of two writers creates and removes a file that it never waits for."""

@@ -110,7 +110,7 @@ def passing_on() -> App:
 def faults_of(
     folder: Path, seed: int, tokens: Tokens, *, torn: bool = False
 ) -> list[tuple[str, str, str, str, int, int]]:
-    """What does not fit in three savepoints that are taken while tokens are passed on. Connections
+    """The mismatches in three savepoints that are taken while tokens are passed on. Connections
     may be ``torn`` before all tasks are asked."""
     chance, here, faults = Random(seed), folder / f"{seed}-{len(list(folder.iterdir()))}", []
     here.mkdir()

@@ -1,4 +1,4 @@
-"""What runs on the hosts of a cluster in memory: containers, programs, several apps, a log."""
+"""Processes on the hosts of a cluster in memory: containers, programs, several apps, a log."""
 
 from __future__ import annotations
 

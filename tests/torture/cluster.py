@@ -62,7 +62,7 @@ SCENES = {
     "machines": "nodes on machines of their own, over ZooKeeper and a store; only root has them",
 }
 PARTITIONS = {False: (6, 4), True: (3, 4)}
-"""What repartitions choose; few if each write is followed by a copy of the disk."""
+"""Partitions that repartitions choose; few if each write is followed by a copy of the disk."""
 
 PROBE_SECONDS = 1.0
 """Each round has all tasks commit, which an S3 server has to keep up with."""
@@ -252,7 +252,7 @@ class Cluster:
             )
 
     def file(self, name: str) -> Path:
-        """What a process has said."""
+        """The output of a process."""
         return self.folder / f"{name}.log"
 
     async def _says(self, name: str, line: str, count: int) -> bool:
@@ -478,7 +478,7 @@ class Cluster:
         raise AssertionError(f"not well {took:.0f} s after the fault: {told}")
 
     async def _ails(self) -> str:
-        """What is not well, as the nodes tell; empty if all is."""
+        """The faults that the nodes report; empty if there is none."""
         for name in NAMES:
             status, text = await self._get(name, "/readyz")
             if status != 200:
@@ -604,7 +604,7 @@ class Cluster:
         self.complaints += wrong_counts(sent, kept)
 
     async def _came_out(self, wanted: int | None, seconds: float) -> list[Order]:
-        """What came out, in the order of each partition: all that there is, or until there are so
+        """The events that came out, in the order of each partition: all, or until there are so
         many different events."""
         told = json.loads(await self._s4_of_log("log", "describe", "--json"))
         streams = told["streams"] if isinstance(told, dict) else told
@@ -666,15 +666,15 @@ def _counts(states: Sequence[StateReader], step: str) -> dict[str, int]:
 
 
 def wrong_output(sent: Mapping[str, int], done: Sequence[Order], lives: int) -> list[str]:
-    """What is not true of what came out: each user's orders once and in order, and again from some
-    order on in each further life of the app."""
+    """Errors in the output: each user's orders come once and in order, and again from some order
+    on in each further life of the app."""
     truth = _ordinals(sent)
     came = by_key((one.user, one.ordinal) for one in done)
     return wrong_events(in_lives(came, lives), truth, truth)
 
 
 def wrong_counts(sent: Mapping[str, int], kept: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What is not true of what the steps have counted, by step and key."""
+    """The errors in the counts of the steps, by step and key."""
     users = {user: len(numbers) for user, numbers in _ordinals(sent).items()}
     return [
         f"{step} {line}"

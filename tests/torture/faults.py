@@ -1,4 +1,4 @@
-"""What may happen to a cluster, and how it is undone: one table of all kinds of faults.
+"""The faults of a cluster, and how each is undone: one table of all kinds.
 
 Rules
 - A fault has a victim among the nodes, but for those of ZooKeeper, of the log and of programs. It
@@ -39,7 +39,7 @@ POINT_SECONDS = 20.0
 """So long a process has to reach the point at which it is to die."""
 
 IN_A_ROW = 4
-"""So many containers are killed one after the other, as soon as they run."""
+"""The number of containers killed one after the other, as soon as they run."""
 
 FEW = 3
 """So often at most a process passes a point before it dies there."""
@@ -418,4 +418,4 @@ FAULTS: dict[str, Fault] = {
 }
 
 COMMANDS = ("deploy", "savepoint", "repartition", "update node")
-"""What an operator does, amid which other faults happen."""
+"""An operator's work, amid which other faults happen."""

@@ -31,7 +31,7 @@ _MEGABYTES = 256
 
 
 def impossible() -> str:
-    """Why there can be no machines here; empty if there can."""
+    """The reason for which there can be no machines here; empty if there can."""
     if not can_run_zookeeper():
         return "ZooKeeper's jars are Spark's: make install-spark installs them"
     try:

@@ -27,7 +27,7 @@ REPLACED_STATUS = 3
 """The exit status of a process that is not the last one of its name."""
 
 REPLACED = ("has connected again", "a program that was started later")
-"""What a process is told that is not the last one of its name."""
+"""The errors of a process that is not the last one of its name."""
 
 FLUSH_SECONDS = 60.0  # what has been sent may have to wait for many others
 

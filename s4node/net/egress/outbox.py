@@ -57,7 +57,7 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import Closing
 
 _WEIGH_AFTER = 64
-"""So many events come in before some of them are weighed, so that single ones cost nothing."""
+"""The number of events that come in before some are weighed: weighing single ones costs time."""
 
 _WEIGH_EACH = 512
 """One of so many events is weighed, and at least the last one."""

@@ -133,7 +133,7 @@ class Connection:
         self.serial = serial  # rises with each connection
         self.socket: AcceptedPipe | None = None
         self.frames: Iterator[wire.Frame | wire.BadFrame] | None = None
-        """What is left of the last envelope, which has ``envelope_bytes``."""
+        """The rest of the last envelope, which has ``envelope_bytes``."""
         self.envelope_bytes = 0
         self.incarnation = ""  # of the process at the other end
         self.dirty: dict[ProducerLane, None] = {}

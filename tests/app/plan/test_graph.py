@@ -470,7 +470,7 @@ async def test_async_handlers_are_awaited_one_after_the_other() -> None:
 
 
 def failure(task: Task, stream: str, *events: Any) -> tuple[Exception, int]:
-    """What a plan raises, and the index of the event that was at fault."""
+    """The error of a plan, and the index of the event at fault."""
     it = iter(list(events))
     try:
         task.plan(stream).run(it)

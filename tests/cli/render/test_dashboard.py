@@ -1,4 +1,4 @@
-"""What ``s4 status`` and ``s4 top`` show on terminals of any width."""
+"""``s4 status`` and ``s4 top`` on terminals of any width."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def lines_of(
 
 
 def text_with(width: int = 120, **rows: Any) -> str:
-    """What ``s4 status`` shows of the cluster with these rows."""
+    """The output of ``s4 status`` for the cluster with these rows."""
     return text_of_terminal(msgspec.structs.replace(snapshot(), **rows), width, live=False)
 
 

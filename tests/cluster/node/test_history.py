@@ -1,4 +1,4 @@
-"""What a node remembers of its cluster: deployments, failed containers, failovers and moves."""
+"""A node's memory of its cluster: deployments, failed containers, failovers and moves."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def waiting(outbox: Outbox) -> list[Any]:
 
 
 class Node:
-    """What the committed state of a job knows of one producer, over its layouts."""
+    """One producer in the committed state of a job, over its layouts."""
 
     def __init__(self, partitions: int, routing: str) -> None:
         self.layout = 0
@@ -147,7 +147,7 @@ class Node:
 
 
 def outcome(seed: int, key: str | None) -> str:
-    """What becomes of a random history of lives, deliveries and layouts that end."""
+    """The result of a random history of lives, deliveries and layouts that end."""
     chance = Random(seed)
     events = [Tick(f"k{chance.randrange(12)}", n) for n in range(chance.randrange(1, 80))]
     routing = "crc32m:user" if key else "crc32m:"

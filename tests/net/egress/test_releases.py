@@ -1,4 +1,4 @@
-"""What every release keeps, whenever it lets events leave: each arrives once, and in order."""
+"""Every release lets each event arrive once and in order, whenever it lets events leave."""
 
 from __future__ import annotations
 

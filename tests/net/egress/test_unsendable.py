@@ -1,4 +1,4 @@
-"""What an app puts on a stream and cannot be sent: its loss is told and counted."""
+"""Events that an app puts and that cannot be sent: their loss is reported and counted."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ async def test_between_durable_tasks_a_value_that_is_not_of_its_field_s_type_can
 MISFIT = "it cannot be sent: Total does not decode: Expected `int`, got `float` - at `$.n`"
 
 LARGE = 2**64
-"""What msgpack has no integer for."""
+"""An integer that msgpack does not have."""
 
 TOO_LARGE = "a Total cannot be encoded: can't serialize ints < -2**63 or > 2**64 - 1"
 
@@ -378,7 +378,7 @@ def both() -> App:
 
 
 def seen(*containers: Container) -> dict[str, list[int]]:
-    """What was kept, by key."""
+    """The stored counts, by key."""
     return {
         instance.key: instance.seen  # type: ignore[attr-defined]
         for container in containers

@@ -1,4 +1,4 @@
-"""What a task puts for others: frames, rows and commits, with a crash at any moment."""
+"""Events that a task puts for others: frames, rows and commits, with a crash at any moment."""
 
 from __future__ import annotations
 

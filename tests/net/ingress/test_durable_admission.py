@@ -97,7 +97,7 @@ class Node(Room):
 
     @property
     def saved(self) -> Saved:
-        """What commits save of the first lane of the producer ``p``."""
+        """The part of the first lane of the producer ``p`` that commits save."""
         saved = self.admission.lanes["p", 0].settlement
         assert isinstance(saved, Saved)
         return saved
@@ -125,7 +125,7 @@ class Node(Room):
         return receipt
 
     def commit(self, partition: int = 0) -> dict[str, SavedProducer | None]:
-        """What is written."""
+        """The written rows."""
         taken = self.roster.snapshot(partition)
         self.roster.commit_written(partition, taken)
         rows: dict[str, SavedProducer | None] = dict.fromkeys(taken.forgotten)

@@ -1,4 +1,4 @@
-"""What a role may ask, as a table."""
+"""The rights of each role, as a table."""
 
 from __future__ import annotations
 

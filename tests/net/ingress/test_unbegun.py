@@ -1,4 +1,4 @@
-"""What of a lane may go back to its producer, and what the producer sends again."""
+"""Events of a lane that may go back to their producer, and are sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialled address answers: when it is taken for a stranger, and what is told how often."""
+"""The peer at a dialled address: when it is taken for a stranger, and how often that is logged."""
 
 from __future__ import annotations
 

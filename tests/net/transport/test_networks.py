@@ -1,4 +1,4 @@
-"""What a network promises, of TCP and of what tests have in its place."""
+"""The promises of a network, of TCP and of the one in memory."""
 
 from __future__ import annotations
 
@@ -192,8 +192,7 @@ class Ends:
         return self.served[-1]
 
     def told_now(self) -> list[bool]:
-        """What who dials is told once both ends have looked for envelopes, of which there are
-        none."""
+        """The changes reported at the dialling end, after both ends have looked for envelopes."""
         for end in (*self.served[-1:], self.near):
             assert end.receive_nowait() is None
         return self.told
@@ -241,7 +240,7 @@ async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
 
 
 async def received(end: Pipe, count: int) -> list[bytes]:
-    """So many envelopes."""
+    """This many envelopes."""
     found: list[bytes] = []
     with trio.fail_after(10):
         while len(found) < count:

@@ -380,7 +380,7 @@ def test_a_header_that_cannot_be_encoded_is_our_own_error(header: wire.Header) -
 
 
 def read_any(data: bytes, limit: int = LIMIT) -> list[Frame | BadFrame]:
-    """What is read before the end or the error; no other error comes out, and no more bytes."""
+    """The values before the end or the error; no other error is raised, no more bytes are read."""
     read: list[Frame | BadFrame] = []
     with suppress(RemoteFrameError):
         read.extend(read_envelope(data, limit))

@@ -1,4 +1,4 @@
-"""What docs/semantics.md promises of progress: real containers, crashes, and a system in memory."""
+"""Promises of docs/semantics.md about progress: real containers, crashes, a system in memory."""
 
 from __future__ import annotations
 
@@ -465,7 +465,7 @@ async def test_tasks_send_and_ask_for_commits_from_their_threads(
 
 
 def progress(settings: dict[str, str]) -> dict[str, int]:
-    """What is kept of each partition, such as ``clicks[0]``; of broadcast ones the least."""
+    """The saved offset of each partition, such as ``clicks[0]``; of broadcast ones the least."""
     kept: dict[str, int] = {}
     for app in Path(settings["s4.state.folder"]).glob("default/*"):
         for positions in saved_positions(app).values():

@@ -1,4 +1,4 @@
-"""What docs/semantics.md promises of containers: real ones, with tasks of several inputs."""
+"""The promises of docs/semantics.md about containers: real ones, with tasks of several inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def event(number: int) -> GenericEvent:
 
 
 class Story:
-    """What happened to the tasks of an app, in order, and where each event was."""
+    """A trace of the tasks of an app, in order, and the place of each event."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str]] = []

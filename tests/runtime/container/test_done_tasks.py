@@ -121,7 +121,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 
 class Calls:
-    """What was called of tasks, by their names."""
+    """The calls of tasks, by their names."""
 
     def __init__(self) -> None:
         self.started: Counter[str] = Counter()

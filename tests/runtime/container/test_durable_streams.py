@@ -402,7 +402,7 @@ BAD = [0, 1, 7, 50, 51, 70, 99]
 
 
 class Once:
-    """What is noted of each event in a task's state: how often it was seen. A commit is asked for
+    """Notes in a task's state how often each event was seen. It asks for a commit
     at each; it fails at one, or stops behind event 30 when a commit has covered some."""
 
     def __init__(self, *, fails: int = -1) -> None:

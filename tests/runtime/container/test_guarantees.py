@@ -1,4 +1,4 @@
-"""What docs/semantics.md promises and no other test proves: real containers, real sockets."""
+"""Promises of docs/semantics.md that no other test proves: real containers, real sockets."""
 
 from __future__ import annotations
 

@@ -392,7 +392,7 @@ class Two:
             await until(done, f"partition {partition} up to {upcoming}")
 
     def sum_of(self, state: Callable[[Container], Mapping[str, int]]) -> Counter[str]:
-        """What both have counted."""
+        """The counts of both."""
         return Counter(state(self.old)) + Counter(state(self.new))
 
 

@@ -112,7 +112,7 @@ async def test_a_container_that_is_prepared_for_a_command_fails_at_once_if_state
 
 
 async def until_failing(container: Container) -> dict[str, str]:
-    """What cannot be restored, once something cannot."""
+    """The partitions that cannot be restored, once there are some."""
     await until(lambda: container.statistics().replay.failing)
     return container.statistics().replay.failing
 

@@ -1,4 +1,4 @@
-"""What is derived by change is what a derivation of everything would find, after any history."""
+"""Times derived by change equal those derived from everything, after any history."""
 
 from __future__ import annotations
 

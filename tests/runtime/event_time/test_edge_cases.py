@@ -1,4 +1,4 @@
-"""What windows and timers do at the edges: of sessions, graces, commits, streams and clocks."""
+"""Windows and timers at the edges: of sessions, graces, commits, streams and clocks."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ async def test_each_app_and_cluster_has_progress_of_its_own(
 
 
 class Notes:
-    """What the tasks of an app have been given, by task: stream, partition, offset."""
+    """The events that each task of an app was given: stream, partition, offset."""
 
     def __init__(self) -> None:
         self.by_task: dict[str, list[tuple[str, int, int]]] = {}
@@ -483,5 +483,5 @@ def event(number: int) -> GenericEvent:
 
 
 def kept(settings: dict[str, str], app: str = "notes") -> dict[str, dict[str, int]]:
-    """What is written: the offset by partition, by task."""
+    """The written offsets by partition, by task."""
     return saved_positions(Path(settings["s4.state.folder"]) / "default" / app)

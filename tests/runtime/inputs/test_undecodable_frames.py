@@ -116,7 +116,7 @@ class NoAnn:
 
 
 class Course:
-    """What became of a frame, and of an honest producer beside it meanwhile."""
+    """The course of a frame, and of an honest producer beside it."""
 
     def __init__(self) -> None:
         self.refused = 0

@@ -1,4 +1,4 @@
-"""What counts as time in which a process has nothing to do."""
+"""Time that counts as rest: a process has nothing to do."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def relaying() -> App:
 
 
 def counted(app: Path, pe: str) -> Counter[str]:
-    """What the instances of a PE have counted, by key, over all tasks."""
+    """The counts of a PE's instances by key, over all tasks."""
     found: Counter[str] = Counter()
     for folder in [each for each in app.glob("tasks/*") if epochs.epochs_of(each)]:
         with epochs.copied(folder) as database:
@@ -280,7 +280,7 @@ class Cluster:
 
     @property
     def counted(self) -> Counter[str]:
-        """What the consuming app has committed, by user."""
+        """The counts that the consuming app has committed, by user."""
         return counted(self._folder / "state" / "default" / "count", "Count")
 
     @property

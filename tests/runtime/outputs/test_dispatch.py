@@ -518,7 +518,7 @@ CLICKS = [Click(USERS[n * 7 % 40], n) for n in range(4000)]
 
 
 class Seen:
-    """What an app has seen: numbers by key, and the partitions where each key was."""
+    """The numbers that an app has seen by key, and the partitions where each key was."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, list[int]] = defaultdict(list)

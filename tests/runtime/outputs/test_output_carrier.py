@@ -1,4 +1,4 @@
-"""What the carrier of an output stream counts, whoever consumes it."""
+"""The counts of an output stream's carrier, whoever consumes it."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def settings(settings: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def gate() -> Iterator[threading.Event]:
-    """What hangs in threads does so until it is set."""
+    """Threads that hang wait for this."""
     Hangs.gate = threading.Event()
     Hangs.late = []
     yield Hangs.gate

@@ -304,7 +304,7 @@ async def test_an_async_handler_that_waits_holds_up_its_own_partition_only() -> 
 
 
 async def test_errors_come_out_of_run_in_a_group_with_nothing_else_in_it() -> None:
-    """What the helper ``plain_errors`` takes off is only trio's groups around one error."""
+    """The helper ``plain_errors`` takes off only trio's groups around one error."""
 
     container = Container(
         OnePE(lambda *_: 1 / 0), Config.from_values({"s4.listener.address": "tcp://127.0.0.1:0"})

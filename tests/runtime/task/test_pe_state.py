@@ -1,4 +1,4 @@
-"""What is kept of a PE beside its state: what its triggers have counted, and since when."""
+"""State saved beside a PE's own: the counts of its triggers, and since when they count."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Fires(ProcessingElement):
 
 
 class Memory:
-    """What a task keeps: rows by key, of one PE."""
+    """The rows of a task by key, of one PE."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, bytes] = {}

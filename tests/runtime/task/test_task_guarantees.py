@@ -1,4 +1,4 @@
-"""What docs/semantics.md promises of tasks, in every mode: real containers, sockets and threads."""
+"""The promises of docs/semantics.md about tasks, in every mode: real containers and sockets."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ _TRACES: dict[tuple[str, str], Trace] = {}
 
 
 async def traced(mode: str, order: str) -> Trace:
-    """What happened in a container of three tasks with windows and commits; one run a mode."""
+    """The trace of a container of three tasks with windows and commits; one run a mode."""
     if (mode, order) not in _TRACES:
         make, settings = MODES[mode]
         trace = Trace(commit_every=17)

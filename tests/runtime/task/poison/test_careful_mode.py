@@ -291,7 +291,7 @@ class Kills(Bench):
         return places[-1]
 
     async def failure(self, process: NodeProcess) -> str:
-        """Why its container has ended, as ``s4 status`` says it."""
+        """The reason for which its container has ended, as ``s4 status`` shows it."""
         folder = process.errors.partition("--folder ")[2].split()[0]
         shown = await run_s4("status", "--json", "--folder", folder, cwd=self.folder)
         [cluster] = json.loads(shown.stdout)

@@ -154,7 +154,7 @@ async def send(address: str, clicks: list[Click]) -> None:
 
 
 def counted(folder: Path) -> dict[str, list[int]]:
-    """What is committed, by user."""
+    """The committed counts, by user."""
     found: dict[str, list[int]] = {}
     for task in (folder / "state" / "default" / "counts").glob("tasks/*"):
         with epochs.copied(task) as database:
