@@ -2,7 +2,7 @@
 
 ``run_loop`` says when a task takes its next step. ``step_runner`` runs it at once, beside the loop,
 in a thread, or event by event. ``stage_configs`` has the settings of stages and checks them;
-``pipeline`` makes the stages, and says which of them holds which.
+``pipeline`` makes the stages, and ``backpressure`` says which streams wait for which.
 
 It may touch ``runtime.task``, ``net.egress`` (the spill), ``stages``, ``app``, ``events``,
 ``config``, ``logger`` and ``errors``, and the world: threads, clocks, trio, and a file for events

@@ -26,10 +26,10 @@ from s4node.config.config import Config
 from s4node.logger import get_logger
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
+from s4node.runtime.loop.backpressure import Edges, Order
 from s4node.runtime.loop.full_outputs import FullOutputs
 from s4node.runtime.loop.spill_file import SpillFile
 from s4node.runtime.loop.stage_configs import StageConfigs
-from s4node.stages.backpressure import Edges, Order
 from s4node.stages.credit import Room
 from s4node.stages.executors import (
     DESERIALIZER,

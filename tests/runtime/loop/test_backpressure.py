@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.stages.backpressure import Edges, Order
+from s4node.runtime.loop.backpressure import Edges, Order
 
 
 @pytest.mark.parametrize(
