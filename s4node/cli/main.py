@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from s4node.errors import S4Error
 from s4node.process import stdio
-from s4node.process.loading import interruptible
+from s4node.process.loading import interruptible, loaded
 from s4node.version import __version__
 
 if TYPE_CHECKING:
@@ -203,9 +203,8 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
         if closed and parsed.command in _SERVING:
             stdio.discard()
         _allow_files()
-        if arguments is None:
-            gc.freeze()
-            gc.enable()
+        if parsed.command not in _SERVING:  # which load more
+            loaded()
         return _call(parsed)
     except (S4Error, BaseExceptionGroup) as error:
         return _failed(error)
@@ -228,7 +227,7 @@ def _allow_files() -> None:
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """The parser for all commands, with the arguments of the command ``asked``."""
+    """The parser for the command ``asked``, or for all, without arguments, if there is no such."""
     from s4node.cli.arguments import command  # not before Ctrl-C can end it quietly
 
     parser = argparse.ArgumentParser(
@@ -239,7 +238,8 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"s4node {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name, (place, summary, example) in COMMANDS.items():
+    for name in [asked] if asked in COMMANDS else COMMANDS:
+        place, summary, example = COMMANDS[name]
         made = command(commands, name, None, summary, example)
         if name == asked:
             module, _, function = place.partition(":")

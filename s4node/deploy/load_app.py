@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import linecache
 import pickle
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -31,6 +30,13 @@ from s4node.cluster.node.package import Package
 from s4node.config.paths import is_file, looking
 from s4node.deploy.tracebacks import others_line
 from s4node.errors import ConfigError, PackageError, S4Error, described, is_signal
+
+NEEDED = {
+    "s4node", "cloudpickle", "cryptography", "h11", "msgspec", "packaging", "pynng", "rich",
+    "rocksdict", "structlog", "trio",
+}  # fmt: skip
+"""s4node itself, and the packages that it requires, without extras: to look them up takes a
+thirtieth of the CPU until an app runs."""
 
 
 def load_app(target: str, folder: str = "") -> App:
@@ -128,25 +134,13 @@ def _load_file(path: Path) -> ModuleType:
 
 def _is_needed(name: str, path: Path) -> bool:
     """Return True for a module of Python, or one that s4node uses now or later."""
-    if name in sys.stdlib_module_names or name in _required():
+    if name in sys.stdlib_module_names or name in NEEDED:
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     paths = sysconfig.get_paths()
     return Path(file) != path.resolve() and any(
         Path(file).is_relative_to(paths[kind]) for kind in ("purelib", "platlib")
     )
-
-
-def _required() -> set[str]:
-    """s4node itself, and the packages that it requires, without extras."""
-    from importlib import metadata  # late: containers of packages do without
-
-    try:
-        lines = metadata.requires("s4node") or []
-    except metadata.PackageNotFoundError:  # s4node runs from its sources
-        lines = []
-    names = (re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line)
-    return {"s4node"} | {found[0].replace("-", "_") for found in names if found}
 
 
 def _module_form(path: Path) -> tuple[str, Path]:

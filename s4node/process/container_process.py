@@ -1,9 +1,8 @@
 """The process of a container, which a supervisor starts.
 
-It runs as ``python -m s4node.process.container_process LINE``.
-
 Rules
-- ``LINE`` is the number of an inherited socket: see :mod:`s4node.cluster.node.supervisor_protocol`.
+- Its argument is the number of an inherited socket, the *line*: see
+  :mod:`s4node.cluster.node.supervisor_protocol`.
 - A thread reads the line, so that the end of the supervisor is noticed even while a handler blocks
   the loop: the process then ends after at most the time of one drain.
 - Pulses come from the loop, so that they stop when the loop does. What the socket does not accept
@@ -52,6 +51,7 @@ from s4node.metrics.statistics import ContainerStatistics
 from s4node.metrics.table import Sample, finite
 from s4node.process import log_setup, stdio
 from s4node.process.container_entry import listed, streams_of
+from s4node.process.loading import loaded
 from s4node.process.stopping import tune_python
 from s4node.runtime.container.container import Container
 
@@ -186,6 +186,7 @@ class Line:
 
 def main() -> NoReturn:
     """Run what the first message says; ends the process."""
+    loaded()
     if stdio.provide():
         stdio.discard()
     line = Line(socket.socket(fileno=int(sys.argv[1])))
@@ -343,7 +344,3 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-if __name__ == "__main__":
-    main()

@@ -36,6 +36,7 @@ from s4node.deploy.pack import pack
 from s4node.errors import S4Error
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
+from s4node.process.loading import loaded
 from s4node.process.node_process import list_node
 from s4node.process.stopping import stop_on_signals, tune_python
 
@@ -57,6 +58,7 @@ def launch(
     target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None], *, http: bool
 ) -> int:
     """Run until a signal or a failure; returns the exit status. The first node may serve HTTP."""
+    loaded()
     log_setup.configure_from(config)
     try:
         check_travels(target)

@@ -15,12 +15,27 @@ from __future__ import annotations
 import io
 import logging
 import sys
-
-import structlog
+from types import ModuleType
 
 from s4node.config.config import Config
 from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL
 from s4node.logger import StderrLogger, processors
+
+
+def _without_rich() -> ModuleType:
+    """structlog, which loads rich if it can, for tracebacks that ours are not; that takes longer
+    than all else of it."""
+    absent = "rich" not in sys.modules
+    if absent:
+        sys.modules["rich"] = None  # type: ignore[assignment]
+    import structlog
+
+    if absent:
+        del sys.modules["rich"]
+    return structlog
+
+
+structlog = _without_rich()
 
 _LEVELS = {
     "debug": logging.DEBUG,

@@ -14,6 +14,7 @@ from s4node.config.config import Config
 from s4node.logger import get_logger
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
+from s4node.process.loading import loaded
 from s4node.process.stopping import run_until_signal, tune_python
 
 log = get_logger("s4node.process")
@@ -21,6 +22,7 @@ log = get_logger("s4node.process")
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     """Run a node until a signal or a failure; returns the exit status."""
+    loaded()
     log_setup.configure_from(config)
     try:
         return trio.run(_run, config, name, on_ready)

@@ -64,9 +64,9 @@ async def test_commands_that_look_send_and_read_load_only_the_client(tmp_path: P
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        ("node_process", {*RUNTIME, *PACKING, *RARE}),
-        ("serve", {"s4node.log", *PACKING, *RARE}),
-        ("container_process", {"s4node.log", *PACKING, *RARE}),
+        ("node_process", {"rich", *RUNTIME, *PACKING, *RARE}),
+        ("serve", {"rich", "s4node.log", *PACKING, *RARE}),
+        ("container_process", {"rich", "s4node.log", *PACKING, *RARE}),
     ],
 )
 def test_a_process_loads_no_room_of_another_one(module: str, others: set[str]) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ import trio
 from cli_apps import COUNTER, DIVIDE, HELLO, SLOW, STUCK, Click, logs, send
 from harness import (
     ANY_PORT,
+    ROOT,
     NodeProcess,
     environment,
     free_port,
@@ -29,6 +31,7 @@ from harness import (
 
 from s4node import Client
 from s4node.cli.main import COMMANDS, main
+from s4node.deploy import load_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -624,6 +627,12 @@ async def test_a_file_of_a_package_is_told_to_be_named_as_a_module(
         f"s4: shop/front/app.py is a module of a package and imports from it; give "
         f"shop.front.app instead, in the folder {tmp_path}"
     )
+
+
+def test_an_app_s_file_cannot_have_the_name_of_a_package_that_is_required() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[^\w-]", each)[0] for each in project["dependencies"]}
+    assert {"s4node", *names} == load_app.NEEDED
 
 
 @pytest.mark.parametrize(

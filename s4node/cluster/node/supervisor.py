@@ -58,7 +58,8 @@ _LEAVING_SECONDS = 2.0
 _READ_ON_SECONDS = 1.0
 """How long to read on after a process has ended."""
 
-_COMMAND = (sys.executable, "-P", "-m", "s4node.process.container_process")
+_PROGRAM = "import gc; gc.disable(); from s4node.process.container_process import main; main()"
+_COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 
 
 def limits_of(config: Config) -> Limits:
