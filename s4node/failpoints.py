@@ -194,7 +194,6 @@ _act = point(os.environ.get(VARIABLE, ""))
 
 
 def passing(name: str) -> None:
-    """Pass the point of this name."""
     _act(name)
 
 

@@ -57,7 +57,6 @@ class LockFile:
         return self._number
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
         if self._number >= 0:
             os.close(self._number)
             self._number = -1

@@ -49,7 +49,6 @@ class StderrLogger:
         self.ours = isinstance(name, str) and name.startswith("s4node")
 
     def msg(self, message: str) -> None:
-        """Write one line."""
         if sys.stderr is not None:  # None if the process was started with it closed
             sys.stderr.write(message + "\n")
             sys.stderr.flush()

@@ -90,7 +90,6 @@ class Database:
                 raise
 
     def one(self, query: str, values: tuple[object, ...] = ()) -> Any:
-        """The first row of the result, or None."""
         return self.execute(query, values).fetchone()
 
     def marks(self) -> tuple[int, int]:
@@ -123,5 +122,4 @@ class Database:
                 time.sleep(_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
         self._db.close()

@@ -59,8 +59,6 @@ class Worker:
 
 
 class _InlineWorker:
-    """As Worker, in a task of trio."""
-
     def __init__(self, step: Callable[[], float | None], name: str) -> None:
         self._step = step
         self._woken = trio.Event()

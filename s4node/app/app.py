@@ -318,7 +318,6 @@ class App:
     def _time(
         self, stream: str, field: str, lateness: float, idle: float, *, idle_ends: bool
     ) -> StreamTime:
-        """The settings of a stream for the time of its events."""
         if not isinstance(field, str) or (field and not field.isidentifier()):
             raise GraphError(f"stream {stream!r}: time={field!r} is not the name of a field")
         for name, value, least in (("lateness", lateness, 0.0), ("idle", idle, 0.1)):
@@ -341,12 +340,10 @@ class App:
 
 
 def no_time(stream: str) -> GraphError:
-    """The error of a stream that has a lateness, and no events with a time."""
     return GraphError(f"stream {stream!r} has a lateness but no time; name the field with time=")
 
 
 def _types_of(pes: Sequence[ProcessingElement]) -> tuple[type, ...]:
-    """The types that the handlers of these PEs name."""
     return tuple(dict.fromkeys(t for pe in pes for t in pe._prototype.event_types()))
 
 

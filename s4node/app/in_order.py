@@ -146,8 +146,6 @@ def _keys(stream: Stream) -> dict[type, Any]:
 
 
 class KeyByType:
-    """The key of an event by the type of the event."""
-
     def __init__(self, keys: dict[type, Any]) -> None:
         self.keys = keys
         self._finders: dict[type, Callable[[Any], Any]] = {}

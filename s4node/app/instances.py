@@ -31,8 +31,6 @@ _BEYOND = 64  # excess instances (or an eighth of the size) before eviction besi
 
 
 class Keeper(Protocol):
-    """Saves the instances of a prototype."""
-
     def touch(self, keys: Iterable[Key | None]) -> None:
         """Mark the instances in memory of these keys as changing."""
         ...
@@ -254,7 +252,6 @@ class BoundedInstances(Instances):
 
     @property
     def next_expiry(self) -> float | None:
-        """When the least recently used instance expires."""
         if not self._idle:
             return None
         while self._loaded and not self._is_unused(self._loaded[0]):

@@ -28,8 +28,6 @@ from s4node.events.event_time import TimeRule
 
 
 class _Table(Instances):
-    """The instances of one window, or pane."""
-
     __slots__ = ("owner", "span")
 
     def __init__(self, owner: TableWindows, span: Span) -> None:
@@ -81,7 +79,6 @@ class TableWindows(WindowInstances):
         self._again: OrderedDict[tuple[float, Any], float] = OrderedDict()
 
     def all(self) -> Iterator[PE]:
-        """All instances, by window."""
         for table in self.tables.values():
             yield from table.values()
 
@@ -150,7 +147,6 @@ class TableWindows(WindowInstances):
             self._changed(instance)
 
     def remove(self, instance: PE) -> None:
-        """Drop the instance of an open window, or pane."""
         key, table = instance.key, self.tables.get(instance._span[0])
         mine: PE = None if table is None else table.get(key)
         if table is not None and mine is instance:
@@ -186,7 +182,6 @@ class TableWindows(WindowInstances):
         yield from self._dropped(watermark, most)
 
     def _ended(self, most: Callable[[], int]) -> Iterator[Due]:
-        """The calls of the next end."""
         self._ending, start = heappop(self._ends)
         if self._whole:
             self.by_number.pop(start // self._whole, None)
@@ -250,7 +245,6 @@ class SessionWindows(WindowInstances):
         self._open = 0
 
     def all(self) -> Iterator[PE]:
-        """All instances, by key."""
         for sessions in self._by_key.values():
             yield from sessions
 
@@ -305,7 +299,6 @@ class SessionWindows(WindowInstances):
         return kept
 
     def restore(self, instance: PE) -> None:
-        """Take an instance, new or saved."""
         sessions = self._by_key.setdefault(instance.key, [])
         self._open += 1
         sessions.append(instance)

@@ -110,7 +110,6 @@ class OverlappingWindows(TableWindows):
             yield end, self._of_end([key], end)
 
     def _of_end(self, keys: Sequence[Any], end: float, *, again: bool = False) -> Due:
-        """The calls of some keys for the windows that end then."""
         changed = list[PE]()
         mark, touch_one = None, None
         if self.saver is not None:

@@ -133,7 +133,6 @@ class ElementCodec:
             return [self.encode(instance) for instance in instances]
 
     def restore(self, instance: ProcessingElement, data: bytes) -> None:
-        """Give the instance the state that was saved."""
         try:
             row = self._row(data)
             if row.version == self._version:
@@ -162,7 +161,6 @@ class ElementCodec:
     def _migrated(
         self, key: Any, migrate: Callable[[dict[str, Any]], Any], saved: dict[str, Any]
     ) -> dict[str, Any]:
-        """The result of the class's ``migrate`` for an earlier version."""
         try:
             migrated = migrate(saved)
         except BaseException as error:

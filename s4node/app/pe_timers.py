@@ -33,19 +33,13 @@ _FEW = 64
 
 
 class TimerKeeper(Protocol):
-    """Saves the timers of one prototype."""
-
     def timers(self) -> Iterator[tuple[Any, str, float, int]]:
         """All saved timers: key, name, time, and which one that is."""
         ...
 
-    def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: int) -> None:
-        """Save a timer."""
-        ...
+    def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: int) -> None: ...
 
-    def forget_timer(self, key: Any, name: str, /) -> None:
-        """Delete a saved timer."""
-        ...
+    def forget_timer(self, key: Any, name: str, /) -> None: ...
 
 
 class Timer(NamedTuple):
@@ -118,7 +112,6 @@ class PeTimers:
             heapify(heap)
 
     def restore_all(self) -> Iterator[None]:
-        """Take the timers that were saved, one after the other."""
         assert self.keeper is not None
         for key, name, time, by_wall in self.keeper.timers():
             self.restore(key, name, time, by_wall=by_wall)
@@ -132,7 +125,6 @@ class PeTimers:
                 self.keeper.set_timer(key, each.name, each.time, by_wall=each.by_wall)
 
     def cancel(self, key: Any, name: str) -> None:
-        """Remove a timer, if it is set."""
         names = self._timers.get(key, {})
         if names.pop(name, None) is not None:
             self._set -= 1

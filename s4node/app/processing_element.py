@@ -132,7 +132,6 @@ def _is_class_variable(kind: Any) -> bool:
 
 
 def class_variables(cls: type) -> set[str]:
-    """The names that the class or a base annotates as ClassVar."""
     annotated = [item for base in cls.__mro__ for item in _annotations(vars(base)).items()]
     return {name for name, kind in annotated if _is_class_variable(kind)}
 
@@ -179,8 +178,6 @@ class AppFacts(Protocol):
 
 
 class PrototypeOptions(Target, Protocol):
-    """The options of a prototype that its PE sets."""
-
     app: AppFacts
 
     def set_trigger(self, event_type: type, events: int, seconds: float) -> None: ...
@@ -207,9 +204,7 @@ class Home(Protocol):
 
     def get(self, key: Any, /) -> ProcessingElement | None: ...
 
-    def is_open(self, end: float, /) -> bool:
-        """Return True if a window that ends then has not ended."""
-        ...
+    def is_open(self, end: float, /) -> bool: ...
 
     def remove(self, instance: ProcessingElement) -> None:
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""

@@ -163,7 +163,6 @@ class Prototype:
         ]
 
     def event_types(self) -> tuple[type, ...]:
-        """The concrete event types that the handlers name."""
         return tuple(
             cls
             for cls in self.on_event.declared
@@ -388,7 +387,6 @@ def _copying(name: str, value: Any) -> str:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a value of an instance."""
     if _is_fixed(value):
         return value
     held = [*value, *value.values()] if value.__class__ is dict else value

@@ -83,8 +83,6 @@ class StreamTime(NamedTuple):
 
 
 class Target(Protocol):
-    """A PE that a stream leads to."""
-
     name: str
     singleton: bool
 
@@ -161,7 +159,6 @@ class Stream:
         return self.takes.get(target.name) or frozenset(self._types)
 
     def take_types_of(self, other: Stream) -> None:
-        """Carry the types of another stream, too."""
         self._declared = tuple(dict.fromkeys((*self._declared, *other._declared)))
         self._set_types(self._typed())
 
@@ -254,7 +251,6 @@ class Stream:
         return self.carrier
 
     def _checked(self, events: Iterable[Any]) -> list[Any]:
-        """The events of a source, or copies of them."""
         checked = list(events)
         if self._accepts.issuperset(map(type, checked)):
             return checked
@@ -281,7 +277,6 @@ class Stream:
         return event if copier is None else copier(event)
 
     def _admit_type(self, cls: type) -> None:
-        """Raise EventError for a type that is not declared."""
         declared = ", ".join(kind.name for kind in self.types)
         raise EventError(
             f"stream {self.name!r} takes {declared}, not {cls.__name__}; declare it with "
@@ -356,6 +351,5 @@ class OutputStream(Stream):
 
 
 def outlets_of(streams: Mapping[str, Stream]) -> list[OutputStream]:
-    """The output streams that lead to systems."""
     found = [stream for stream in streams.values() if isinstance(stream, OutputStream)]
     return [stream for stream in found if not stream.is_live]

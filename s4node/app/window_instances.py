@@ -31,16 +31,10 @@ NEVER = -math.inf
 
 
 class WindowKeeper(Protocol):
-    """Saves the instances of windows."""
-
     @property
-    def mark(self) -> object:
-        """The mark of touched instances."""
-        ...
+    def mark(self) -> object: ...
 
-    def touch_one(self, instance: Any, /) -> None:
-        """Mark an instance that is about to change."""
-        ...
+    def touch_one(self, instance: Any, /) -> None: ...
 
     def erase(self, instance: Any, /) -> None:
         """Delete the saved state of an instance that is gone."""
@@ -224,7 +218,6 @@ class WindowInstances(Instances):
         return instance
 
     def touch(self, instance: PE) -> None:
-        """Note that an instance is about to change."""
         if self.saver is not None and instance._mark is not self.saver.mark:
             self.saver.touch_one(instance)
 
@@ -240,7 +233,6 @@ class WindowInstances(Instances):
             self.saver.erase(instance)
 
     def _fired(self, instances: Sequence[PE]) -> None:
-        """Note that ``on_window`` was called on instances."""
         for instance in reversed(instances):  # so the saver finds the last touched one at the end
             instance._round += 1
             instance._until = instance._span[1]
@@ -315,7 +307,6 @@ class FailedWindows(Instances):
             self.drop_within(instance)
 
     def remove(self, instance: PE) -> None:
-        """Drop an instance, as its handler asks."""
         self.drop_within(instance)
 
 

@@ -76,15 +76,12 @@ class Edges(NamedTuple):
     parts: int
 
     def at(self, number: int) -> float:
-        """The time of an edge."""
         return (number * self.size + self.offset) / self.parts
 
     def nearest(self, time: float) -> int:
-        """The number of the edge that is next to a time."""
         return round((time * self.parts - self.offset) / self.size)
 
     def span(self, t: float) -> Span:
-        """The edges around an instant."""
         number = self.nearest(t)
         if t < self.at(number):
             number -= 1

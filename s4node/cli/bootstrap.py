@@ -84,7 +84,6 @@ def bootstrap(
     outputs: str,
     as_json: bool,
 ) -> int:
-    """Run the app over its history; returns the exit status."""
     try:
         from s4node.spark import register
         from s4node.spark.addresses import is_address

@@ -39,7 +39,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def certs(folder: Path, identities: Sequence[str], days: int) -> int:
-    """Make certificates; returns the exit status."""
     if days > _MOST_DAYS:
         raise ConfigError(f"--days {days} is more than 100 years; give at most {_MOST_DAYS}")
     wanted = [given.split(",") for given in identities]

@@ -46,7 +46,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show(config: Config, *, as_json: bool) -> int:
-    """Print the settings in force; returns the exit status."""
     entries = list(config.items())
     if as_json:
         rows = [{"key": e.name, "value": e.text, "origin": e.origin} for e in entries]
@@ -60,7 +59,6 @@ def show(config: Config, *, as_json: bool) -> int:
 
 
 def check(paths: Sequence[str], lines: Sequence[str], *, as_json: bool) -> int:
-    """Report all mistakes; returns the exit status."""
     if not (paths or lines):
         raise ConfigError(
             "nothing to check; name a property file with --config, or settings with -p"
@@ -79,6 +77,5 @@ def check(paths: Sequence[str], lines: Sequence[str], *, as_json: bool) -> int:
 
 
 def default() -> int:
-    """Print the file of all settings; returns the exit status."""
     print(render(), end="")
     return 0

@@ -66,7 +66,6 @@ class DeadLetter(NamedTuple):
 
     @property
     def stream(self) -> str:
-        """The stream that its event came from."""
         return f"{self.dead_letter.system}.{self.dead_letter.stream}"
 
     @property
@@ -104,7 +103,6 @@ class DeadLetter(NamedTuple):
 
     @property
     def declaration(self) -> TypeDecl | None:
-        """The type of its event; None if that does not decode."""
         name = self.dead_letter.get("type")
         if not name:
             return None
@@ -217,8 +215,6 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
 
 
 def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> int:
-    """Print dead letters in full; returns the exit status."""
-
     async def work(dead_letters: list[DeadLetter], _: _Home) -> int:
         for one in dead_letters:
             if as_json:
@@ -251,8 +247,6 @@ def replay(
     stream: str,
     as_json: bool,
 ) -> int:
-    """Send the events of dead letters again; returns the exit status."""
-
     addresses = to or addresses_of_app(target)
 
     async def work(dead_letters: list[DeadLetter], home: _Home) -> int:

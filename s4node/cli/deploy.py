@@ -93,7 +93,6 @@ def deploy(
     same_keys: bool,
     as_json: bool,
 ) -> int:
-    """Make the nodes of a cluster run an app; returns the exit status."""
     given, nodes = deploying.to_deploy(config)
     package = pack(target, name=name, version=version, settings=given)
     for each in nodes:
@@ -108,7 +107,6 @@ def deploy(
 
 
 def rollback(name: str, config: Config, *, outputs: str, accept_loss: bool, as_json: bool) -> int:
-    """Go back to the former version of an app; returns the exit status."""
     agreed = {"outputs_again": bool(outputs), "accept_loss": accept_loss}
     done = trio.run(partial(deploying.roll_back, name, config, **agreed))
     return _report_deployed(done, as_json=as_json)
@@ -121,7 +119,6 @@ def _report_deployed(done: deploying.Deployed, *, as_json: bool) -> int:
 
 
 def undeploy(name: str, config: Config) -> int:
-    """Stop an app on all nodes of its cluster; returns the exit status."""
     gone = trio.run(deploying.undeploy, name, config)
     report(f"{gone.name} {gone.version} is removed from {gone.cluster}")
     return 0

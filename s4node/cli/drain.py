@@ -49,7 +49,6 @@ def drain(node: str, config: Config, *, timeout: float) -> int:
 
 
 async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
-    """The partitions by app that the node has left."""
     cluster = config[settings.CLUSTER_NAME]
     until = trio.current_time() + timeout
 

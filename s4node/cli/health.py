@@ -26,7 +26,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def health(address: str, timeout: float, config: Config) -> int:
-    """Ask a node; returns the exit status."""
     check(address, timeout, Credentials.configured(config))
     print(f"{address} answers", file=sys.stderr)
     return 0

@@ -103,7 +103,6 @@ class Where(NamedTuple):
     partition: int | None
 
     def has(self, place: Place) -> bool:
-        """Return True if ``place`` is meant."""
         return (self.system, self.stream) == place[:2] and self.partition in (None, place[2])
 
     def __str__(self) -> str:
@@ -169,12 +168,10 @@ class Job:
 
     @cached_property
     def checkpoints(self) -> Mapping[str, Checkpoint]:
-        """The checkpoints of the tasks that are not damaged."""
         return {task: one.checkpoint for task, one in self.progress(self.tasks)[0].items()}
 
     @property
     def damaged(self) -> Mapping[str, str]:
-        """The damaged tasks, with the reasons."""
         return self.progress(self.tasks)[1]
 
     @cached_property
@@ -233,7 +230,6 @@ class Job:
         return StartpointStore(self.folder, self.config)
 
     def startpoints(self) -> Requests:
-        """The startpoints that are set."""
         state = (
             identity_of(self.folder, self.remote_job, new=False) if self._startpoints.exists else ""
         )

@@ -217,8 +217,6 @@ def create(
     retention_bytes: int | None,
     as_json: bool,
 ) -> int:
-    """Create a stream; returns the exit status."""
-
     async def work(log: EmbeddedLog) -> int:
         made = await log.create(
             stream,
@@ -273,7 +271,6 @@ def tail(
     count: int,
     as_json: bool,
 ) -> int:
-    """Print a stream's events; returns the exit status."""
     if system:
         reading = log_systems.Reading(to.config, system, stream, timeout, as_json=as_json)
         return trio.run(reading.print_tail, stream, start, partition, count)
@@ -295,7 +292,6 @@ def tail(
 
 
 def describe(stream: str, to: Nodes, timeout: float, *, system: str, as_json: bool) -> int:
-    """Show one stream, or all; returns the exit status."""
     if system:
         reading = log_systems.Reading(to.config, system, stream, timeout, as_json=as_json)
         return trio.run(reading.print_streams, stream)
@@ -364,8 +360,6 @@ def trim(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Delete the oldest events of a stream; returns the exit status."""
-
     async def work(log: EmbeddedLog) -> int:
         if older_than_ms is not None:
             before = max(0, int(time.time() * 1000) - older_than_ms)
@@ -395,8 +389,6 @@ def trim(
 
 
 def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
-    """Remove a stream; returns the exit status."""
-
     async def work(log: EmbeddedLog) -> int:
         dropped = (await log.ask("drop", {"stream": stream}))["dropped"]
         if as_json:
@@ -412,8 +404,6 @@ def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
 def forget(
     producers: Sequence[str], to: Nodes, timeout: float, *, stream: str, as_json: bool
 ) -> int:
-    """Forget producers; returns the exit status."""
-
     async def work(log: EmbeddedLog) -> int:
         for producer in producers:
             found = await log.forget(producer, stream)

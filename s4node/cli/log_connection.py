@@ -14,7 +14,6 @@ from s4node.systems.embedded_log import EmbeddedLog
 
 @asynccontextmanager
 async def log_at(reach: Reach, timeout: float) -> AsyncIterator[EmbeddedLog]:
-    """The log of a node during the block."""
     credentials = reach.credentials
     address = reach.addresses[0]
     log = EmbeddedLog("log", address, timeout=timeout, credentials=credentials)
@@ -35,8 +34,6 @@ async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
 
 
 def with_log(reach: Reach, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
-    """Run ``work`` with the log; returns the exit status."""
-
     async def run() -> int:
         async with log_at(reach, timeout) as log:
             return await work(log)

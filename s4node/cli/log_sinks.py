@@ -16,7 +16,6 @@ from s4node.systems.embedded_log import EmbeddedLog
 
 
 def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command to those of the log."""
     parser = command(
         actions,
         "sinks",
@@ -37,8 +36,6 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpars
 
 
 def sinks(forget: list[str], to: Nodes, timeout: float, *, as_json: bool) -> int:
-    """List the sinks, or forget some; returns the exit status."""
-
     async def show(log: EmbeddedLog) -> int:
         sinks = (await log.ask("sink.list", {}))["sinks"]
         for sink in sinks:

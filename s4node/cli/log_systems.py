@@ -56,7 +56,6 @@ class Reading:
         partition: int | None,
         count: int,
     ) -> int:
-        """Print the events of a stream; returns the exit status."""
         async with self._connected() as system:
             described = await self._described(stream)
             places = await start_of(system, described, start, partition)
@@ -72,7 +71,6 @@ class Reading:
         return 0
 
     async def print_streams(self, stream: str) -> int:
-        """Show one stream, or all; returns the exit status."""
         async with self._connected() as system:
             names = [stream] if stream else await _names(system)
             found = [await self._described(name) for name in names]
@@ -145,7 +143,6 @@ async def start_of(
     start: Startpoint | Literal["newest"],
     partition: int | None,
 ) -> dict[int, int]:
-    """The positions to read from."""
     stream, partitions = described["stream"], described["partitions"]
     if partition is not None and not 0 <= partition < len(partitions):
         raise StartpointError(

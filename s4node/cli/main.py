@@ -170,7 +170,6 @@ _OURS = ("command", "action", "function")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
     closed = stdio.provide()
     if arguments is None:
         gc.disable()

@@ -15,7 +15,6 @@ _QUIET_SECONDS = 1.0
 
 
 def report(text: str) -> None:
-    """Print a message."""
     print(text, file=sys.stderr, flush=True)
 
 

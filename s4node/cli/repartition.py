@@ -41,7 +41,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def repartition(
     target: str, number: int, config: Config, *, stores_by_key: bool, as_json: bool
 ) -> int:
-    """Change the number of partitions; returns the exit status."""
     job = find_job(target, config, shipped=True)
     guard, began = job.guard_of_state(), clocks.steady()
     progress = partial(report_progress, "moving rows to new tasks")

@@ -91,7 +91,6 @@ def run(
     accept_loss: bool,
     as_json: bool,
 ) -> int:
-    """Run an app here, or on nodes of its own; returns the exit status."""
     if nodes:
         config = config.with_({CONTAINER_COUNT.name: "0"})  # partitions for all containers
         if config.origin(CLUSTER_PARTITIONS) == "default":
@@ -128,7 +127,6 @@ def run(
 
 
 def node(app: str | None, name: str, folder: str | None, config: Config, *, as_json: bool) -> int:
-    """Run a node of a cluster, or one app in a node of its own; returns the exit status."""
     from s4node.cluster.node.node import check_name
 
     if app is not None:

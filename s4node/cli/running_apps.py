@@ -73,7 +73,6 @@ def _settings_of(process: Running, only: Collection[str] = ()) -> Config:
 
 
 def runs_here(name: str, config: Config) -> bool:
-    """Return True if an app of this name runs with its state in this folder and at this URL."""
     names = [key.name for key in _STATE]
     return any(
         each.app == name and all(_settings_of(each, names)[key] == config[key] for key in _STATE)
@@ -119,7 +118,6 @@ class Nodes:
         self.config = config
 
     def to_send(self, stream: str) -> Reach:
-        """How to reach the app that takes ``stream``."""
         what = f"take a stream {stream!r}"
         return self._in_cluster() or self._reach(lambda each: stream in each.inputs, what)
 
@@ -191,7 +189,6 @@ def listed() -> list[Running]:
 
 
 def credentials_of(processes: Iterable[Running]) -> Credentials | None:
-    """The credentials of the first of the processes that has some."""
     for process in processes:
         with suppress(ConfigError):  # the answer is that a certificate is needed
             if found := Credentials.configured(_settings_of(process, OPTIONS)):

@@ -100,7 +100,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def take(target: str, config: Config, *, name: str, timeout: float, as_json: bool) -> int:
-    """Take a savepoint; returns the exit status."""
     job = find_job(target, config, shipped=True)
     guard = job.guard_of_state()
     name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
@@ -202,7 +201,6 @@ def remove(
     older_than: float | None,
     as_json: bool,
 ) -> int:
-    """Remove savepoints; returns the exit status."""
     job = find_job(target, config, shipped=True)
     if not names and keep is None and older_than is None:
         raise ConfigError("name the savepoints to remove, or give --keep or --older-than")
@@ -230,7 +228,6 @@ def remove(
 
 
 def export(target: str, config: Config, *, name: str, file: str, as_json: bool) -> int:
-    """Write a savepoint into a file; returns the exit status."""
     job = find_job(target, config, shipped=True)
     place = job.savepoints
     manifest = place.manifest_of(name)
@@ -245,7 +242,6 @@ def export(target: str, config: Config, *, name: str, file: str, as_json: bool) 
 
 
 def import_(target: str, config: Config, *, file: str, name: str, as_json: bool) -> int:
-    """Have a savepoint from a file; returns the exit status."""
     job = find_job(target, config, shipped=True)
     place = job.savepoints
     manifest = archive.read(place, job.name, Path(file), name)
@@ -270,7 +266,6 @@ def _print_taken(manifest: Manifest, place: SavepointPlace, *, as_json: bool) ->
 
 
 def _size_of(manifest: Manifest, place: SavepointPlace) -> str:
-    """The size of a savepoint, as text."""
     own = place.own_bytes(manifest)
     return f"{manifest.bytes / 1e6:.1f} MB, of which it alone has {own / 1e6:.1f}"
 
@@ -280,7 +275,6 @@ def _row(manifest: Manifest, place: SavepointPlace) -> dict[str, object]:
 
 
 def row_of(manifest: Manifest) -> dict[str, object]:
-    """A savepoint as JSON shows it."""
     return {
         "name": manifest.name,
         "app": manifest.app,

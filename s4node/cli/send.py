@@ -66,7 +66,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def send(stream: str, to: Nodes, type_name: str, timeout: float, *, as_json: bool) -> int:
-    """Send standard input; returns the exit status."""
     return trio.run(Sending(stream, to.to_send(stream), type_name, timeout, as_json).run)
 
 

@@ -114,7 +114,6 @@ def set_(
     all_partitions: bool,
     as_json: bool,
 ) -> int:
-    """Request a startpoint; returns the exit status."""
     job = find_job(target, config, shipped=True)
     places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
     if task and not job.tasks:
@@ -169,7 +168,6 @@ def _reader(place: Place, task: str, config: Config) -> str:
 
 
 def show(target: str, config: Config, *, as_json: bool) -> int:
-    """Print the requested and pending startpoints; returns the exit status."""
     job = find_job(target, config, shipped=True)
     now = now_ms()
     there = job.startpoints()
@@ -203,7 +201,6 @@ def delete(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Delete startpoints, requested or pending; returns the exit status."""
     if bool(place) == everything:
         raise ConfigError("name a partition, such as 'log.clicks[0]', or give --everything")
     where = None if everything else where_of(place, all_partitions=all_partitions)

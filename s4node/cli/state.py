@@ -117,7 +117,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_json: bool) -> int:
-    """Print rows of stores and PEs; returns the exit status."""
     job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
     with _reporting_older(job) as shipped:
@@ -130,7 +129,6 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
 
 
 def get(target: str, key: str, config: Config, *, table: str, task: str, as_json: bool) -> int:
-    """Print the state of one key, in text or as JSON; returns the exit status."""
     job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
     meant = _as_json(key)
@@ -189,7 +187,6 @@ def _rows(
 
 
 def _json(key: Any) -> str:
-    """A key as JSON, as scan shows it."""
     return json.dumps(key, default=str)
 
 
@@ -265,7 +262,6 @@ def _progress_row(job: Job, task: str, progress: Progress) -> dict[str, Any]:
 
 
 def reset(target: str, config: Config, *, outputs: str, accept_loss: bool) -> int:
-    """Empty the state of an app; returns the exit status."""
     job = find_job(target, config, shipped=True)
     manifest = empty(job.name, job.guard_of_state(), job.tasks, int(clocks.wall() * 1000))
     with (

@@ -45,7 +45,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tail(stream: str, to: Nodes, count: int, timeout: float) -> int:
-    """Print the stream's events; returns the exit status."""
     return trio.run(_tail, stream, to.to_read(stream), count, timeout)
 
 
@@ -78,7 +77,6 @@ class _Gaps:
         return self._events.interruptions + self._events.connections
 
     def look(self) -> None:
-        """Report what is new."""
         stream, lost, opened = self._events.stream, self._events.interruptions, self._openings
         missed = self._events.missed - self._missed
         if missed > 0:
@@ -98,7 +96,6 @@ class _Gaps:
 
 
 async def placed(events: Subscription) -> AsyncIterator[tuple[Place, Any]]:
-    """The events of a subscription, each with its place."""
     async for event in events:
         yield events.place, event
 

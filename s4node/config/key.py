@@ -61,7 +61,6 @@ class Pattern(ConfigKey[T]):
 
     @cached_property
     def ends(self) -> tuple[str, str]:
-        """The text before and after the placeholder."""
         before, _, rest = self.name.partition("<")
         return before, rest.partition(">")[2]
 

@@ -55,7 +55,6 @@ def whole(least: int, most: int | None = None, what: str = "whole number") -> Ki
 
 
 def size(least: int, most: int) -> Kind[int]:
-    """A number of bytes."""
     return whole(least, most, "bytes")
 
 
@@ -169,7 +168,6 @@ def each(kind: Kind[T]) -> Kind[tuple[T, ...]]:
 
 
 def optional(kind: Kind[str]) -> Kind[str]:
-    """A value of a kind, or empty."""
     return Kind(f"{kind.noun}, or empty", lambda text: kind.parse(text) if text else "")
 
 

@@ -50,7 +50,6 @@ def made(named: str, setting: str, what: str, *arguments: Any) -> Any:
 
 
 def lacking(part: object, methods: tuple[str, ...], named: str, setting: str, what: str) -> None:
-    """Raise ConfigError if ``part`` lacks any of these methods."""
     missing = [name for name in methods if not callable(getattr(part, name, None))]
     if missing:
         raise ConfigError(

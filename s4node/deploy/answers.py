@@ -47,7 +47,6 @@ _PATIENCE_SECONDS = 3.0
 
 
 def report(text: str) -> None:
-    """Print one line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -42,12 +42,10 @@ Ask = Callable[[NodeInfo], Awaitable[NodeStatus]]
 
 
 def asking(credentials: Credentials | None) -> Ask:
-    """Asks nodes at their addresses, with ``credentials`` where there is TLS."""
     return partial(ask_status, credentials=credentials, seconds=_ANSWER_SECONDS)
 
 
 async def of_cluster(registry: Registry, cluster: str, place: str, ask: Ask) -> Snapshot:
-    """The snapshot of a cluster whose coordination is at ``place``."""
     nodes = await registry.nodes(cluster)
     answers: dict[str, NodeStatus | str] = {}
     async with trio.open_nursery() as nursery:
@@ -127,7 +125,6 @@ def _node(node: NodeInfo, answer: NodeStatus | str) -> NodeRow:
 
 
 async def of_process(running: Running, ask: Ask) -> Snapshot:
-    """The snapshot of a process without a registry."""
     node = NodeInfo(running.node, socket.gethostname(), running.pid, "", running.address)
     answers: dict[str, NodeStatus | str] = {}
     if running.address:

@@ -63,7 +63,6 @@ class Row(StageStatistics):
     """Events admitted per second; None without an earlier snapshot."""
 
     def add(self, stage: StageStatistics) -> None:
-        """Add what one container counts of it in one partition."""
         table.add(self, stage)
         self.executor = stage.executor
         self.max_bytes += stage.max_bytes
@@ -400,7 +399,6 @@ def watermarks_of(reports: Iterable[ContainerStatistics]) -> list[WatermarkRow]:
 
 
 def windows_of(reports: Iterable[ContainerStatistics]) -> list[WindowsRow]:
-    """The windows of apps that have any."""
     found = [(report.app, task) for report in reports for task in report.tasks]
     rows = _added(WindowsRow, (((app,), task) for app, task in found))
     for row in rows:
@@ -502,7 +500,6 @@ def bottleneck_of(rows: Iterable[Row]) -> str:
 
 
 def with_rates(now: Snapshot, before: Snapshot | None) -> Snapshot:
-    """``now`` with its rates since ``before``."""
     if before is None or now.time <= before.time:
         return now
     counts = {(row.app, row.stage, row.stream): row.admitted for row in before.stages}

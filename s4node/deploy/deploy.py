@@ -407,7 +407,6 @@ class _Deployment:
 
 
 async def wait_running(registry: Registry, info: AppInfo, nodes: int) -> None:
-    """Wait until this version of an app, with its partitions, runs on so many nodes."""
     app = AppId(info.cluster, info.name)
     path = Registry.path_of_app(app)
     while True:
@@ -437,7 +436,6 @@ async def undeploy(app: str, config: Config) -> AppInfo:
 
 
 async def _deployed(registry: Registry, app: str, config: Config) -> AppInfo:
-    """The app as it is deployed; raises DeployFailed if it is not."""
     cluster = config[settings.CLUSTER_NAME]
     found = await registry.app(cluster, app)
     if found is None:

@@ -27,7 +27,6 @@ from s4node.failpoints import passing
 
 
 async def partitions_of(app: str, config: Config) -> int | None:
-    """The partitions with which ``app`` is deployed; None if it is not."""
     try:
         async with registry_of(config, f"partitions of {app}") as registry:
             found = await registry.app(config[settings.CLUSTER_NAME], app)

@@ -179,7 +179,6 @@ def _tables(former: Iterable[FormerTask]) -> dict[str, int]:
 
 
 def _renumbered(task: FormerTask, numbers: Mapping[str, int]) -> dict[int, int]:
-    """The tables of a task that have another number now."""
     return {number: numbers[n] for n, number in task.tables.items() if number != numbers[n]}
 
 

@@ -160,7 +160,6 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
 
 
 def _imports(tree: ast.Module) -> set[str]:
-    """The top-level names that a source imports anywhere."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -253,7 +252,6 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 @cache
 def _is_installed(folder: Path) -> bool:
-    """Return True for a folder into which Python and its packages are installed."""
     places = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
     places |= {sysconfig.get_config_var("DESTSHARED") or "", f"{sys.base_prefix}/lib"}
     return folder in {Path(place).resolve() for place in places if place}

@@ -85,7 +85,6 @@ def _checked(text: object, place: str) -> str:
 
 
 def _installed(name: str) -> str:
-    """The installed version; empty if there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -282,7 +282,6 @@ class SavepointRestore:
                 state.changes.put(place, msgspec.msgpack.encode(anywhere))
 
     async def _put_startpoints(self) -> None:
-        """Replace the startpoints that wait now by those of the savepoint."""
         store = StartpointStore(self.folder, self.config)
         saved = self.manifest.startpoints
         if store.exists or saved != Requests():

@@ -35,8 +35,6 @@ _WHY = "the tasks of another number of partitions, until they have replaced the 
 
 @dataclass(frozen=True)
 class ShippedLayout:
-    """The change of the tasks of ``app``, whose state is in ``folder`` and at ``remote_job``."""
-
     app: str
     folder: Path
     config: Config
@@ -48,7 +46,6 @@ class ShippedLayout:
 
     @property
     def decided(self) -> bool:
-        """Return True if a change was decided on and not completed."""
         return self._savepoints.restoring() is not None
 
     def decide(self, job: JobGuard, tasks: Collection[str], made: Path) -> None:
@@ -70,7 +67,6 @@ class ShippedLayout:
         place.begin_restore(Restoring(name, {}, len(tasks)))
 
     def complete(self) -> None:
-        """Do what was decided on, from where it was left."""
         place = self._savepoints
         mark = place.restoring()
         assert mark is not None

@@ -52,8 +52,6 @@ _LONGEST = 60
 
 @dataclass(frozen=True)
 class GoBack:
-    """The savepoint to go on from, and what was agreed to."""
-
     savepoint: str
     outputs_again: bool = False
     accept_loss: bool = False
@@ -84,7 +82,6 @@ class StateChange:
 
     @property
     def place(self) -> SavepointPlace:
-        """Where the app's savepoints are."""
         return savepoints_of(self._folder, self._remote_job)
 
     @contextmanager

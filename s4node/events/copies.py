@@ -159,7 +159,6 @@ def _by_field(names: Iterable[str], set_field: Callable[[Any, str, Any], None]) 
 
 
 def _copying(kind: inspect.Type, value: str, depth: int = 0) -> str:
-    """Source text of a copy of a ``value`` of a type."""
     if not _can_change(kind, set()):
         return value
     inner = f"x{depth}"
@@ -177,7 +176,6 @@ def _copying(kind: inspect.Type, value: str, depth: int = 0) -> str:
 
 
 def _can_change(kind: inspect.Type, met: set[type]) -> bool:
-    """Return True if a value of a type, or what it holds, can change."""
     if isinstance(kind, _CHANGES):
         return True
     if isinstance(kind, (inspect.StructType, inspect.DataclassType)):

@@ -42,8 +42,6 @@ _KINDS: dict[str, Any] = {
 
 
 class ObjectChecks:
-    """Checks JSON objects of a declared type."""
-
     def __init__(self, declared: TypeDecl) -> None:
         kind = _object_of(declared)
         self._one: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)

@@ -164,9 +164,7 @@ class Receipt(Protocol):
         ...
 
     @property
-    def origin(self) -> str:
-        """The origin of the events' numbers, as text."""
-        ...
+    def origin(self) -> str: ...
 
     def describe(self, number: int) -> str:
         """The event's position as text, for messages."""

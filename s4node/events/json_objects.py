@@ -52,14 +52,12 @@ def are_objects(text: bytes, lines: int) -> bool:
 
 
 def attributes_of(text: Any) -> dict[str, Any]:
-    """The values of one object by name."""
     values = _map_decoder.decode(text)
     check(values, text)
     return values
 
 
 def attributes_of_all(body: bytes | memoryview) -> list[dict[str, Any]]:
-    """The same for each object of an array."""
     values = _maps_decoder.decode(body)
     check(values, body)
     return values
@@ -86,7 +84,6 @@ class JsonObjects:
         self._made = maker_of(cls)
 
     def decode(self, body: bytes | memoryview) -> list[Any]:
-        """All events of an array, in one call."""
         events: list[Any] = self._made(self._all.decode(body))
         if self._doubtful:
             check(events, body)

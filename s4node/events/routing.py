@@ -86,7 +86,6 @@ class KeyRule:
         return self._expression.replace("{e}", var)
 
     def finder(self) -> Callable[[Any], Any]:
-        """The key of one event, for the slow paths."""
         if not self.bindings and "._attributes[" not in self._expression:
             return attrgetter(*self.attributes)
         lines = ["def key_of(e):", f"    return {self.expression('e')}"]

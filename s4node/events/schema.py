@@ -242,15 +242,12 @@ class OpenType:
         self._texts = [name for name, kind, _ in declaration.fields if kind in _BASE64]
 
     def decode(self, body: bytes | memoryview) -> list[GenericEvent]:
-        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         return list(map(self._of, _lists_decoder.decode(body)))
 
     def decode_json(self, body: bytes | memoryview) -> list[GenericEvent]:
-        """As decode, of an array of JSON objects; raises whatever an event class may raise."""
         return list(map(self._named, attributes_of_all(body)))
 
     def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
-        """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
             return each_text(self.name, raws, self._from_json)
         return each(self.name, raws, self._one)
@@ -292,18 +289,15 @@ class NamedType:
         self._one = decoder_of(named, holds)
 
     def decode(self, body: bytes | memoryview) -> list[Any]:
-        """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         twins = self._twins.decode(body)
         if self._dated:
             check_dates(twins, body)
         return list(map(self._of, twins))
 
     def decode_json(self, body: bytes | memoryview) -> list[Any]:
-        """As decode, of an array of JSON objects; raises whatever an event class may raise."""
         return self._kind.decode_json(body)
 
     def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
-        """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
             return self._kind.decode_each(raws, json=True)
         return each(self.name, raws, self._from_msgpack)
@@ -328,7 +322,6 @@ class UnreadableType:
         self.reason = reason
 
     def decode(self, _: bytes | memoryview) -> list[Any]:
-        """Raises EventError."""
         raise EventError(self.reason)
 
     decode_json = decode

@@ -38,7 +38,6 @@ class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
 
 
 def size_of(declared: TypeDecl) -> int:
-    """The bytes of a declared type, about."""
     fields = sum(len(name) + len(kind) for name, kind, _ in declared.fields)
     return len(declared.name) + 16 + fields
 

@@ -12,7 +12,6 @@ but its own. A text without marks is that of fingerprints."""
 
 
 def type_text(kind: inspect.Type, seen: tuple[type, ...] = (), *, marked: bool = False) -> str:
-    """A type as text, with marks if wanted."""
     of = partial(type_text, seen=seen, marked=marked)
     match kind:
         case inspect.AnyType():

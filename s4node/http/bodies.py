@@ -84,7 +84,6 @@ def _in_lines(body: bytes) -> Found:
 
 
 def type_of(types: Sequence[TypeDecl], name: str) -> TypeDecl | Answer:
-    """The type of events that are sent as one of ``types``, or as that of this name."""
     names = [kind.name for kind in types]
     if not name and len(types) != 1:
         return Answer(400, f"the stream takes {', '.join(names)}; name one with ?type=\n")
@@ -95,7 +94,6 @@ def type_of(types: Sequence[TypeDecl], name: str) -> TypeDecl | Answer:
 
 
 def checked(found: Found, kind: TypeDecl, first: int, end: int) -> list[Problem]:
-    """All that is wrong with some of the events, which are to be of a type."""
     wrong = checks_of(kind).refusals(found.texts[first:end])
     return [Problem(found.lines[first + at], why) for at, why in wrong]
 
@@ -138,5 +136,4 @@ def id_of(caller: str, key: str) -> str:
 
 
 def hash_of(found: Found) -> str:
-    """A hash of the events."""
     return hashlib.sha256(b"\n".join(found.texts)).hexdigest()[:32]

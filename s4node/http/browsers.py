@@ -18,7 +18,6 @@ from s4node.http.messages import Answer, Request
 
 
 def refusal(request: Request, names: Collection[str]) -> Answer | None:
-    """The answer to what may not be asked here; ``names`` are those of the node."""
     host = request.headers.get("host", "").lower()
     if not _is_known(host, names):
         known = ", ".join(sorted(names))

@@ -139,7 +139,6 @@ class Conversation:
 
     @property
     def _is_read(self) -> bool:
-        """True if all of the request has been read."""
         return self._h11.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 
     def part(self, data: bytes) -> bytes:

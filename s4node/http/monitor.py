@@ -57,15 +57,11 @@ class Owner(NamedTuple):
 
 
 class UnknownApp(S4Error):  # noqa: N818
-    """The app is not here; the text has those that are."""
-
     def __init__(self, app: str, apps: Iterable[str]) -> None:
         super().__init__(f"there is no app {app!r}; there is {', '.join(sorted(apps)) or 'none'}")
 
 
 class WatchedNode:
-    """A node, in whose own process this is."""
-
     def __init__(self, node: Node) -> None:
         self.name, self.cluster = node.name, node.cluster
         self._node = node
@@ -153,8 +149,6 @@ Watched: TypeAlias = WatchedNode | WatchedProcess
 
 
 class Monitor:
-    """The answers about what is ``watched``."""
-
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._totals = Totals()
@@ -204,7 +198,6 @@ class Monitor:
         return Answer(503, f"{failure or 'the coordination does not answer'}\n")
 
     def _with_gone(self, now: Snapshot) -> Snapshot:
-        """The snapshot with the nodes that are gone from it."""
         living = {node.name for node in now.nodes}
         for node in now.nodes:
             self._gone[node.name] = node
@@ -260,5 +253,4 @@ class _Cached:
 
 
 def _use(pid: int | None, me: int) -> ProcessStatistics | None:
-    """The use of a container's process, if it is another than that of its node."""
     return process_statistics(pid) if pid not in (None, me) else None

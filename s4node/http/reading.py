@@ -35,8 +35,6 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class _Reader:
-    """One reader, with what it has yet to take."""
-
     def __init__(self) -> None:
         self.parts: deque[bytes] = deque()
         self.bytes = 0
@@ -71,7 +69,6 @@ class Reading:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Read until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
@@ -138,7 +135,6 @@ async def _watch(readers: set[_Reader], scope: trio.CancelScope) -> None:
 
 
 async def _offer_next(events: Subscription, readers: set[_Reader]) -> None:
-    """Give the next events to all readers."""
     lines: list[bytes] = []
     await events.fetch()
     while events.buffered:

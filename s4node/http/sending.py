@@ -71,12 +71,10 @@ class Sending:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Keep streams open until cancelled."""
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
     async def post(self, request: Request) -> Answer:
-        """Send the events of a request."""
         found = bodies.events_in(request)
         if isinstance(found, Answer):
             return found
@@ -156,7 +154,6 @@ async def _keep(client: Client, name: str, task_status: trio.TaskStatus[_Sender]
 
 
 async def _sent(sender: _Sender, request: Request, found: Found, *, has_key: bool) -> Answer:
-    """The answer to a request whose events were sent, if they may be."""
     stream = sender.stream
     if has_key and not stream.is_durable:
         return Answer(400, "an Idempotency-Key is for durable streams and those of a log\n")
@@ -219,7 +216,6 @@ def _unknown(stream: ClientStream) -> Answer:
 
 
 def _not_opened(error: ConnectionRefused) -> Answer:
-    """The answer if a stream cannot be opened."""
     text = str(error)
     if error.refused_as or "no answer within" not in text:
         return _refused_as(error.refused_as, text)

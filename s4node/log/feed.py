@@ -54,8 +54,6 @@ class _Cursor:
 
 
 class _Reading:
-    """One reader of one stream."""
-
     def __init__(self, hosted: HostedStream, reader: str) -> None:
         self.hosted = hosted
         self.reader = reader

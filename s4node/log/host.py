@@ -106,7 +106,6 @@ class LogHost:
 
     @property
     def hosted(self) -> list[HostedStream]:
-        """The streams of the log."""
         return list(self._streams.by_name.values())
 
     @property
@@ -151,7 +150,6 @@ class LogHost:
     # -- frames of the listener ------------------------------------------------------------------
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
-        """Handle a frame for the log; returns False if the frame is not for the log."""
         header = frame.header
         if isinstance(header, wire.Query):
             self._questions.on_query(header, connection)

@@ -84,19 +84,13 @@ class _Queued:
 
 
 class _Split(NamedTuple):
-    """A frame that is being split."""
-
     data: wire.Data
     splitting: Splitting
     queued: _Queued
 
 
 class Reader(Protocol):
-    """Somebody who may read the stream."""
-
-    def grown(self, stream: str) -> None:
-        """Note that a stream has more events."""
-        ...
+    def grown(self, stream: str) -> None: ...
 
 
 @dataclass(eq=False)
@@ -376,7 +370,6 @@ class HostedStream:
         self._one_less(queued)
 
     def _one_less(self, queued: _Queued) -> None:
-        """Append what has waited for this, and only this."""
         queued.before -= 1
         lane = queued.receipt.progress
         waiting = self._waiting.get(lane)

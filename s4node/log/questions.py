@@ -43,7 +43,6 @@ class Questions:
         self._asking: dict[Connection, int] = {}
 
     def on_query(self, query: wire.Query, connection: Connection) -> None:
-        """Answer a query soon."""
         asking = self._asking.get(connection, 0)
         if asking >= wire.MAX_QUESTIONS:
             reason = f"{asking} queries of this connection are unanswered; wait for them"
@@ -282,7 +281,6 @@ def _answer(query: wire.Query, values: Mapping[str, Any], error: S4Error | None 
 
 
 async def _offset_of(partition: LogPartition, producer: str, number: int) -> int:
-    """The offset of a frame that was appended earlier."""
     at = partition.bounds.oldest
     while at < partition.bounds.upcoming:
         for row in await partition.read(at, _SCAN_BYTES):

@@ -278,7 +278,6 @@ class Sinks:
         }
 
     def list(self) -> list[dict[str, Any]]:
-        """All sinks as plain values."""
         return [
             {
                 "sink": sink.id,
@@ -435,7 +434,6 @@ class Sinks:
         log.info("what a sink has staged and not published is dropped", sink=id_, bytes=size)
 
     def _is_used(self, spool: str) -> bool:
-        """Return True if a producer is connected to the spool."""
         hosted = self._streams.by_name.get(spool)
         return hosted is not None and any(
             lane.connection is not None for lane in hosted.admission.lanes.values()
@@ -447,7 +445,6 @@ class Sinks:
 
 
 def spool_of(id_: str, stream: str) -> str:
-    """The name of a sink's spool."""
     both = f"{stream}/{id_}".encode(errors="surrogatepass")  # no name of a stream has a slash
     return f"{SPOOL}{sha256(both).hexdigest()[:24]}"
 

@@ -47,7 +47,6 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_settings(wanted: StreamSettings) -> None:
-    """Raise StoreError for settings that no stream can have."""
     if not (is_file_name(wanted.name) and wanted.name.isascii()):
         raise StoreError(
             f"{wanted.name!r} is not a valid stream name for the log; use up to 200 letters, "

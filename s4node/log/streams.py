@@ -107,7 +107,6 @@ class LogPartition:
         return self._bounds.upcoming if found is None else found
 
     async def rows(self) -> list[StagedRow]:
-        """All rows, without their events."""
         return await self._in_thread(self._view.rows)
 
     async def trim(self, below: int) -> int:
@@ -227,8 +226,6 @@ class _Damaged(LogPartition):
 
 
 class LogStream:
-    """A stream of the log and its partitions."""
-
     def __init__(
         self,
         settings: StreamSettings,

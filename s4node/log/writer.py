@@ -66,8 +66,6 @@ Done: TypeAlias = Callable[[Answer], None]
 
 
 class Waiting(NamedTuple):
-    """A queued frame."""
-
     frame: Incoming
     done: Done
 

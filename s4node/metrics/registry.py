@@ -150,7 +150,6 @@ class MetricsRegistry:
         return metric
 
     def samples(self) -> Iterator[Sample]:
-        """The values now."""
         with self._lock:
             metrics = list(self._metrics.items())
         for (group, name), metric in metrics:

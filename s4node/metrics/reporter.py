@@ -63,7 +63,6 @@ class JsonLines:
         self._stream: TextIO | None = None
 
     def start(self) -> None:
-        """Open the file, and make its folders."""
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._file.open("a", encoding="utf-8")

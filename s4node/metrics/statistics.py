@@ -359,7 +359,6 @@ class ContainerStatistics(ListenerStatistics, frozen=True, kw_only=True):
 
     @property
     def processed(self) -> int:
-        """The number of events processed by all tasks."""
         return sum(task.processed for task in self.tasks)
 
 

@@ -71,7 +71,6 @@ def finite(found: Iterable[Sample], most: int = 1000) -> list[Sample]:
 
 
 def _number(value: object) -> float | None:
-    """The finite number that is ``value``, or None."""
     if not isinstance(value, (int, float)):
         return None
     try:

@@ -79,8 +79,6 @@ def exposition(node: NodeReport, totals: Totals) -> str:
 
 
 class _Page:
-    """The values of one text."""
-
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
         self._values: dict[Series, float] = {}

@@ -16,8 +16,6 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Totals:
-    """The totals of counters, by their series."""
-
     def __init__(self) -> None:
         self._totals: dict[Series, float] = {}
         self._before: dict[tuple[Series, Hashable], float] = {}
@@ -31,6 +29,5 @@ class Totals:
         self._seen[series, source] = count
 
     def collected(self) -> dict[Series, float]:
-        """The totals; ends a collection."""
         self._before, self._seen = self._seen, {}
         return dict(self._totals)

@@ -133,13 +133,11 @@ class Look:
         return next(before, row)
 
     def comes(self, stream: str) -> bool:
-        """Return True if events of a stream have come meanwhile."""
         rows = (row for row in self.stages if row.stream == stream)
         return any(row.admitted > self.was(row).admitted for row in rows)
 
 
 def _of_app(app: str, snapshot: Snapshot) -> Snapshot:
-    """The snapshot without the rows of other apps."""
     kinds = (*OF_APPS, *OF_NODES)
     rows = {kind: [row for row in getattr(snapshot, kind) if row.app == app] for kind in kinds}
     return msgspec.structs.replace(snapshot, **rows)
@@ -372,7 +370,6 @@ def reasons_of(app: str, now: Snapshot, before: Snapshot) -> list[Reason]:
 
 
 def of_apps(now: Snapshot, before: Snapshot) -> list[AppReasons]:
-    """The reasons that hold up each app of a cluster."""
     return [
         AppReasons(now.cluster, row.name, Look(row.name, now, before).busy, reasons)
         for row in now.apps

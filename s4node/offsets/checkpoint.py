@@ -38,7 +38,6 @@ class Checkpoint:
     epochs: Mapping[tuple[str, str, int], int] = field(default_factory=dict, compare=False)
 
     def over(self, before: Checkpoint) -> Checkpoint:
-        """This checkpoint, plus what only ``before`` has."""
         offsets = {**before.offsets, **self.offsets}
         epochs = {**before.epochs, **self.epochs}
         return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed, epochs)
@@ -169,7 +168,6 @@ class JobGuard:
         return ", and ".join(found)
 
     def over(self, before: JobGuard) -> JobGuard:
-        """This job, plus the inputs that only ``before`` has."""
         counts = {**before.counts, **self.counts}
         grown = before.grown_to(self.counts)
         layout = max(self.layout or 0, before.layout or 0)

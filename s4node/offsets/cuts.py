@@ -99,11 +99,9 @@ class Cuts:
 
     @property
     def partitions(self) -> list[int]:
-        """The partitions of the container's tasks."""
         return sorted(self._made)
 
     def all_made(self, number: int) -> bool:
-        """Return True if all tasks have begun the cut of this number."""
         return all(made >= number for made in self._made.values())
 
     def made(self, partition: int) -> int:

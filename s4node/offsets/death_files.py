@@ -76,13 +76,11 @@ class DeathFiles:
     # -- the event of a careful owner --------------------------------------------------------
 
     def open_event(self) -> None:
-        """Have a file for the event that is processed."""
         if self._event < 0:
             self._event = disk.private(str(self._event_path), os.O_WRONLY | os.O_CREAT)
             os.pwrite(self._event, bytes(_EVENT_BYTES), 0)
 
     def close_event(self) -> None:
-        """Remove the file for the event."""
         if self._event >= 0:
             os.close(self._event)
             self._event = -1

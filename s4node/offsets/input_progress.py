@@ -70,7 +70,6 @@ class InputProgress:
         return self._low.safe
 
     def complete(self, first: int, end: int) -> None:
-        """Complete the offsets ``first <= n < end``."""
         self._low.complete(first, end)
         if self.on_safe is not None:
             self.on_safe(self._low.safe)
@@ -84,7 +83,6 @@ class InputProgress:
         *,
         shed: bool,  # noqa: ARG002 - by another container of the app
     ) -> None:
-        """Report an event of a batch that was not processed."""
         self.owner.reject(receipt, number, reason, event)
 
     def describe(self, number: int) -> str:

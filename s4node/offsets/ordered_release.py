@@ -16,8 +16,6 @@ E = TypeVar("E", bound=Hashable)
 
 
 class OrderedRelease(Generic[E]):
-    """The events that have begun and are not released."""
-
     __slots__ = ("_ended", "_order", "stopped")
 
     def __init__(self) -> None:
@@ -32,13 +30,11 @@ class OrderedRelease(Generic[E]):
         self._order.append(event)
 
     def complete(self, event: E, stops: bool = False) -> list[E]:
-        """Complete an event; returns what that releases. With ``stops`` it stops the release."""
         assert event not in self._ended
         self._ended[event] = stops
         return self._released()
 
     def commit_taken(self) -> list[E]:
-        """Resume after the commit was taken; returns what that releases."""
         self.stopped = False
         return self._released()
 
@@ -52,6 +48,5 @@ class OrderedRelease(Generic[E]):
         return released
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         assert set(self._ended) <= set(self._order)
         assert self.stopped or not self._order or self._order[0] not in self._ended

@@ -76,7 +76,6 @@ class LowWatermark:
         return True
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         ends = sorted(self._waiting.items())
         assert all(first > self.safe for first, _ in ends)
         assert all(a[1] <= b[0] for a, b in pairwise(ends))
@@ -115,9 +114,7 @@ class Progress(Protocol):
         """Report an event of a batch that was not processed, or was shed."""
         ...
 
-    def describe(self, number: int) -> str:
-        """The position of a number, for messages."""
-        ...
+    def describe(self, number: int) -> str: ...
 
     def senders(self, first: int, end: int) -> list[tuple[str, int]]:
         """The producers that have sent these numbers, in runs: each with the end of its run."""
@@ -128,8 +125,6 @@ P = TypeVar("P", bound=Progress)
 
 
 class _Counted(Generic[P]):
-    """A receipt of numbers that ``progress`` counts."""
-
     __slots__ = ("progress",)
 
     progress: P
@@ -143,7 +138,6 @@ class _Counted(Generic[P]):
         return self.progress.origin
 
     def describe(self, number: int) -> str:
-        """The position of an event, for messages."""
         return self.progress.describe(number)
 
     def senders(self, first: int, end: int) -> list[tuple[str, int]]:
@@ -222,7 +216,6 @@ class BatchReceipt(_Counted[P]):
         self.done()
 
     def refuse(self, number: int, reason: str, event: Any = None, *, shed: bool = False) -> None:
-        """Report that the event of this number was not processed."""
         if self._returns == self.progress.returns:
             self.progress.refused(self, number, reason, event, shed=shed)
 
@@ -314,7 +307,6 @@ class PartReceipt(_Counted[Any]):
             self._whole.complete(start, stop)
 
     def refuse(self, number: int, reason: str, event: Any = None, *, shed: bool = False) -> None:
-        """Report that the event of this number was not processed."""
         self._whole.refuse(number, reason, event, shed=shed)
 
     def without(self, gone: Collection[int], numbers: Sequence[int]) -> Receipt:

@@ -38,7 +38,6 @@ def id_of_start(start: str, place: Place) -> str:
 
 
 def ids_of_start(ids: Iterable[str], start: str = "") -> frozenset[str]:
-    """The ids that belong to this start of the job, or to any start."""
     return frozenset(each for each in ids if each.startswith(f"{_START}{start}"))
 
 
@@ -99,7 +98,6 @@ def fan_out(
 
 
 def without(pending: Iterable[Request], consumed: Iterable[str]) -> tuple[Request, ...]:
-    """A task's pending startpoints without the consumed ones."""
     over = set(consumed)
     return tuple(request for request in pending if request.id not in over)
 
@@ -160,7 +158,6 @@ class Requests(msgspec.Struct, frozen=True):
     def pending_of(
         self, task: str, consumed: Collection[str]
     ) -> tuple[Requests, tuple[Request, ...]]:
-        """The pending startpoints of a task, without those it has ``consumed``."""
         left = without(self.pending.get(task, ()), consumed)
         others = {owner: mine for owner, mine in self.pending.items() if owner != task}
         return Requests(self.asked, {**others, **({task: left} if left else {})}), left

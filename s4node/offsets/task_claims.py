@@ -151,7 +151,6 @@ class TaskClaims(SqliteFile):
         return True
 
     def job(self) -> JobGuard | None:
-        """The job that wrote here, if any."""
         with self.transaction(write=False):
             row = self.execute("SELECT guard FROM job").fetchone()
         return None if row is None else JobGuard.from_row(self._parsed(row[0]))

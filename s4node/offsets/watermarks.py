@@ -125,7 +125,6 @@ class Watermarks:
         return source in self._sources and self._sources[source].idle
 
     def active_time(self, source: str) -> float | None:
-        """The time of a source that is waited for; None if it is not."""
         known = self._sources.get(source)
         return None if known is None or known.idle else known.time
 
@@ -209,7 +208,6 @@ class Watermarks:
             self._mark()
 
     def leave(self, source: str) -> None:
-        """Leave a source out, as nothing more comes from it."""
         if source in self._sources:
             self.advance()
             self._active -= not self._sources.pop(source).idle
@@ -280,7 +278,6 @@ class Watermarks:
         return True
 
     def times(self, sources: Iterable[str]) -> dict[str, float]:
-        """The times of those of these sources that are known and have one."""
         known = {name: self._sources[name].time for name in sources if name in self._sources}
         return {name: time for name, time in known.items() if time > NEVER}
 

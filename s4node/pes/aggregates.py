@@ -270,7 +270,6 @@ def _merger(declared: dict[str, Aggregate]) -> Any:
 def _filled(
     text: str, number: int, each: Aggregate, state: str, other: str, bindings: dict[str, Any]
 ) -> str:
-    """A source text of an aggregate with its names in it."""
     for place, value in enumerate(each.bindings):
         bindings[f"_b{number}_{place}"] = value
         text = text.replace(f"{{b{place}}}", f"_b{number}_{place}")

@@ -121,7 +121,6 @@ class Pairs(ProcessingElement, metaclass=PairsType):
         return bool(-before <= round(self._time_of(right) - self._time_of(left), 6) <= after)
 
     def _last_for(self, event: Any, further: float) -> float:
-        """The watermark from which on nothing pairs with an event."""
         return float(self._time_of(event) + further + _MICROSECOND)
 
     def _wait(self) -> None:

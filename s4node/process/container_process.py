@@ -60,8 +60,6 @@ _FRAMES = 6
 
 
 class Line:
-    """The container's end of the line."""
-
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         end.set_inheritable(False)
@@ -212,7 +210,6 @@ def main() -> NoReturn:
 
 
 def failure(error: BaseException) -> supervisor_protocol.Failed:
-    """The message about the error that ended a container."""
     found = [leaf for leaf in leaves(error) if not isinstance(leaf, trio.Cancelled)] or [error]
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
     leaf = (ours or found)[0]

@@ -86,7 +86,6 @@ class _Launcher:
         self._ran = False
 
     async def run(self, on_ready: Callable[[Launched], None]) -> int:
-        """Run the app; returns the exit status."""
         with (
             trio.CancelScope() as scope,
             stop_on_signals(self._stopping.set, scope),
@@ -130,7 +129,6 @@ class _Launcher:
         self._stopping.set()
 
     async def _start_nodes(self, living: trio.Nursery) -> Node:
-        """Start all nodes; returns the first one."""
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         config, log = self._config, ""
         given = config[settings.HTTP_ADDRESS]

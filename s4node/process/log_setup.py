@@ -63,7 +63,6 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002
 
 
 def configure_from(config: Config) -> None:
-    """Set up logging as the configuration says."""
     configure(config[LOGGER_LEVEL], config[LOGGER_FORMAT])
 
 

@@ -58,7 +58,6 @@ def is_unwritten(error: BaseException) -> bool:
 
 
 def unwritten(error: BaseException) -> str:
-    """The message for an error of :func:`is_unwritten`."""
     return f"the output cannot be written: {error}; free some space, or write it elsewhere"
 
 

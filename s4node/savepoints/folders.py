@@ -40,8 +40,6 @@ _RESTORE = ".restore"
 
 
 class FolderSavepoints(SavepointPlace):
-    """The savepoints in a job's folder."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, str(savepoints_folder(folder)))
         self._all = savepoints_folder(folder)

@@ -312,6 +312,5 @@ def opened_task(folder: Path, task: str) -> Iterator[TaskState | None]:
 
 
 def hash_of(path: Path) -> str:
-    """The hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -85,7 +85,6 @@ def decide(job: Path, replacement: Decided) -> None:
 
 
 def complete(job: Path, store: TaskClaims) -> None:
-    """Complete the replacement that was decided on, from where it was left."""
     found = decided(job)
     assert found is not None
     new, former, tasks = job / _FOLDER / "new" / "tasks", job / _FOLDER / "former", job / "tasks"

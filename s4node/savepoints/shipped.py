@@ -43,7 +43,6 @@ _decode_task = msgspec.json.Decoder(SavedTask).decode
 
 
 def savepoints_of(folder: Path, remote_job: RemoteJob | None) -> SavepointPlace:
-    """The savepoints of the job in ``folder``, with state at ``remote_job`` if given."""
     return FolderSavepoints(folder) if remote_job is None else ShippedSavepoints(folder, remote_job)
 
 

@@ -40,7 +40,6 @@ def check_given(options: Mapping[str, str]) -> None:
 
 
 def problems_of(options: Mapping[str, str]) -> list[str]:
-    """The mistakes in these options, as text."""
     given, cluster = options.get(ADDRESS, ""), options.get(CLUSTER, "")
     if given and cluster:
         return ["options address and cluster say the same; leave one out"]
@@ -119,7 +118,6 @@ def _of_cluster(
 
 
 async def _nodes(config: Config, place: str) -> list[str]:
-    """The addresses of the living nodes of the cluster."""
     if not is_zookeeper(place):
         folder = full_path(place, f"option {COORDINATION}")
         fix = "fix its permissions, or name the nodes' folder with option coordination"

@@ -130,7 +130,6 @@ def _split(text: str, sign: str) -> list[str]:
 
 
 def schema_of(versions: Sequence[TypeDecl]) -> StructType:
-    """All columns of an event type, of which a stream has these ``versions``."""
     shortest = min(len(version.fields) for version in versions)
     fields = []
     for place, (name, kind) in enumerate(_kinds_of(versions).items()):
@@ -230,7 +229,6 @@ class Batches:
 
     @property
     def full(self) -> bool:
-        """Return True if there are rows for a batch."""
         return len(self._rows) >= _BATCH_ROWS
 
     def take(self, partition: int, end: int) -> pa.RecordBatch | None:
@@ -297,7 +295,6 @@ def _by_name(names: Sequence[str]) -> Callable[[Any, int], list[Any]]:
 def _by_place(
     names: Sequence[str], version: TypeDecl, kinds: Mapping[str, Kind]
 ) -> Callable[[Any, int], list[Any]]:
-    """Rows of events of a version of a type."""
     places = {field[0]: place for place, field in enumerate(version.fields)}
     kinds = {name: kinds.get(name) or kind_of(text) for name, text, _ in version.fields}
     fields = [

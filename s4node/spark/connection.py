@@ -86,7 +86,6 @@ class Connection:
             raise
 
     def send(self, *frames: bytes) -> None:
-        """Send frames in one envelope."""
         data = wire.envelope(frames)
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
@@ -155,7 +154,6 @@ class Connection:
         return self._asked
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
         self._socket.close()
 
     def _message(self) -> int:

@@ -87,7 +87,6 @@ def check(stream: str, positions: Positions, bounds: Mapping[int, Bounds]) -> No
 
 
 def advance(start: Positions, end: Positions, most: int | None) -> Positions:
-    """The positions after at most ``most`` events from ``start`` on, and not beyond ``end``."""
     ahead = {n: max(0, at.offset - start[n].offset) for n, at in end.items()}
     if most is None or sum(ahead.values()) <= most:
         return end

@@ -41,8 +41,6 @@ _STREAMING = {"maxeventspertrigger"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of a read."""
-
     addresses: tuple[str, ...]
     stream: str
     type: str = ""
@@ -66,7 +64,6 @@ class Wanted:
 
     @property
     def address(self) -> str:
-        """The address that this process reaches."""
         return reachable(self.addresses, self.patience, self.credentials)
 
     @classmethod

@@ -67,8 +67,6 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Target:
-    """The options of a write."""
-
     addresses: tuple[str, ...]
     stream: str
     type: str
@@ -139,7 +137,6 @@ class Target:
         meanwhile: tuple[str, Mapping[str, Any]] | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """The answer of the log."""
         return ask(
             self.addresses,
             self.patience,
@@ -179,7 +176,6 @@ class Target:
         rows.check_key(hello, self.delivery == STAGED)
 
     def upload(self, stream: str, producer: str, declared: TypeDecl) -> Upload:
-        """Open a stream as a producer."""
         return Upload(self.addresses, stream, producer, declared, self.patience, self.credentials)
 
     def _unknown(self, error: SinkError) -> Exception:
@@ -243,7 +239,6 @@ class Sink:
         return Staged(sink, batch, producer, counts)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None], *, last: bool) -> None:
-        """Publish what these attempts have staged."""
         named = [message for message in messages if isinstance(message, Staged)]
         if not named or named[0].batch < 0:  # nothing to publish, or sent without staging
             return

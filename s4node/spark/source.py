@@ -62,7 +62,6 @@ def schema(options: Options) -> StructType:
 
 
 def batch_reader(options: Options, schema: StructType) -> DataSourceReader:
-    """The reader of ``spark.read``."""
     if options.get("state"):
         from s4node.spark import state_source
 
@@ -73,7 +72,6 @@ def batch_reader(options: Options, schema: StructType) -> DataSourceReader:
 
 
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
-    """The reader of ``spark.readStream``."""
     if options.get("state"):
         raise ConfigError("a savepoint does not change; read option state with spark.read")
     if options.get("end"):
@@ -84,8 +82,6 @@ def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReade
 
 
 class _Stream:
-    """A stream as its node describes it."""
-
     def __init__(self, wanted: Wanted, described: Mapping[str, Any]) -> None:
         self.wanted = wanted
         self.types = [
@@ -173,7 +169,6 @@ class _Stream:
 
     @property
     def newest(self) -> Positions:
-        """The end of the stream now."""
         return {n: Position(each.upcoming, each.epoch) for n, each in self.bounds.items()}
 
     @property
@@ -246,8 +241,6 @@ class LogReader(Shipped, DataSourceReader):
 
 
 class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream as it grows."""
-
     def __init__(self, wanted: Wanted, schema: StructType) -> None:
         self._wanted = wanted
         self._schema = schema

@@ -136,7 +136,6 @@ class Wanted:
 
 
 def schema(options: Mapping[str, str]) -> StructType:
-    """The columns of a PE or store."""
     wanted = Wanted.of(options)
     pes: set[str] = set()
     stores: set[str] = set()

@@ -179,7 +179,6 @@ class Upload:
         )
 
     def _receive(self, seconds: float) -> None:
-        """Handle what has arrived."""
         links = list(self._links.values())
         for link in links:
             for header in link.arrived(seconds / len(links)):

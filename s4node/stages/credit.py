@@ -59,7 +59,6 @@ class Credit(Generic[P]):
         self.held.pop(producer, None)
 
     def active(self, producer: P) -> None:
-        """Note that the producer has sent events."""
         if producer in self._members and producer not in self._recent:
             self._recent.add(producer)
             self._sharing(producer not in self._before)
@@ -70,13 +69,11 @@ class Credit(Generic[P]):
         self._before, self._recent = self._recent, set()
 
     def _sharing(self, more: int) -> None:
-        """Add ``more`` producers to those that share the stages."""
         for stage in self._stages:
             stage.sharers += more
 
     @property
     def full(self) -> bool:
-        """Return True if the stage withholds credit now."""
         if self.withholds:
             for stage in self._stages:
                 if stage.withheld:

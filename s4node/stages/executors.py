@@ -72,9 +72,7 @@ class Load(Protocol):
     def depth(self) -> int: ...
 
     @property
-    def bytes(self) -> int:
-        """The bytes of these events."""
-        ...
+    def bytes(self) -> int: ...
 
     @property
     def capacity(self) -> int: ...
@@ -83,9 +81,7 @@ class Load(Protocol):
     def max_bytes(self) -> int: ...
 
     @property
-    def withheld(self) -> bool:
-        """Return True if producers get no more credit for now."""
-        ...
+    def withheld(self) -> bool: ...
 
 
 class Executor:
@@ -138,7 +134,6 @@ def fitting(load: Load, events: int, size: int) -> int:
 
 
 def all_or_none(load: Load, events: int, size: int) -> int:
-    """All of ``events`` if the stage is below its capacity, or none."""
     if not load.depth:
         return events
     over = load.withheld or load.bytes + size > load.max_bytes
@@ -280,7 +275,6 @@ def _events(answer: Any) -> int:
 
 
 def _time(answer: Any) -> float:
-    """A time; raises TypeError if ``answer`` is not one."""
     if not isinstance(answer, numbers.Real):
         raise TypeError
     return float(answer)

@@ -39,7 +39,6 @@ class KeyOrder(Generic[E]):
 
     @property
     def ready(self) -> bool:
-        """True if an event may begin now."""
         if self.outstanding >= self.limit:
             return False
         while not self._freed and self._fresh and (key := self._fresh[0][0]) in self._behind:
@@ -47,7 +46,6 @@ class KeyOrder(Generic[E]):
         return bool(self._freed or self._fresh)
 
     def begin_event(self) -> tuple[Hashable, E] | None:
-        """Begin an event; None if none may begin now."""
         if self.outstanding >= self.limit:
             return None
         if self._freed:
@@ -75,7 +73,6 @@ class KeyOrder(Generic[E]):
             del self._behind[key]
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         assert 0 <= self.outstanding <= self.limit
         assert self.outstanding == len(self._behind) - len(self._freed)
         assert self.waiting == len(self._fresh) + sum(map(len, self._behind.values()))

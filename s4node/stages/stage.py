@@ -28,9 +28,7 @@ class Overflow(Protocol):
 
     def append(self, batch: EventBatch) -> None: ...
 
-    def pop(self) -> EventBatch | None:
-        """The oldest batch, or None."""
-        ...
+    def pop(self) -> EventBatch | None: ...
 
     def clear(self) -> None: ...
 
@@ -244,7 +242,6 @@ class Stage(Gauge):
         return batch
 
     def _set_head(self, batch: EventBatch, now: float) -> None:
-        """Make a batch the head."""
         self.head, self.loaded = batch, False
         self.in_flight += batch.size
         self._waited_last = now - batch.offered_at
@@ -297,7 +294,6 @@ class Stage(Gauge):
         self._outer = deque(kept)
 
     def give_head_back(self) -> None:
-        """Drop what is left of the head."""
         head = self.head
         assert head is not None
         self.in_flight -= head.size - head.at
@@ -350,7 +346,6 @@ class Stage(Gauge):
         return batch
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         waiting = sum(batch.size for batch in (*self._inner, *self._outer))
         assert self.depth == waiting + self.in_flight + self.spilled
         assert self.bytes >= 0

@@ -34,7 +34,6 @@ class Committed:
         return None
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows from ``start`` to before ``end``, in order."""
         for row, value in self._from(start):
             if row >= end:
                 return
@@ -85,7 +84,6 @@ class StateReader:
         }
 
     def store(self, name: str) -> Iterator[tuple[Key, Any]]:
-        """The keys of a store with their values, by key group."""
         for key, data in self._rows(f"store {name}"):
             value = self._stored(name, data)
             if value is not None:
@@ -143,7 +141,6 @@ class StateLookup(StateReader):
         self._hasher = hasher
 
     def of_key(self, name: str, key: Key) -> StateOf:
-        """All of a key of a store or a PE."""
         encoded, group = key_encoding.encode(key), self._hasher(key) % KEY_GROUPS
         tables, rows = self._state.tables, self._committed
         value: tuple[Any, ...] = ()

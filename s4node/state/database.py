@@ -157,7 +157,6 @@ class Database:
             raise
 
     def get(self, row: bytes) -> bytes | None:
-        """The value of the row, or None."""
         if self._torn:
             self._check_whole()
         try:
@@ -166,7 +165,6 @@ class Database:
             return self._again(error, lambda: self._db.get(row))
 
     def get_many(self, rows: list[bytes]) -> list[bytes | None]:
-        """The values of several rows, in one call."""
         if self._torn:
             self._check_whole()
         try:

@@ -170,7 +170,6 @@ class Progress(NamedTuple):
 
     @classmethod
     def from_state(cls, state: TaskState) -> Progress:
-        """The progress as of the last commit."""
         return cls(checkpoint_of(state), state.producers(), shipped_of(state.database))
 
 

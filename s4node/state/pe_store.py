@@ -53,15 +53,9 @@ class Group(list[Any]):
 
 
 class Codec(Protocol):
-    """Encodes the state of instances."""
+    def encode(self, instance: Any, /) -> bytes: ...
 
-    def encode(self, instance: Any, /) -> bytes:
-        """The state of one instance."""
-        ...
-
-    def encode_all(self, instances: list[Any], /) -> list[bytes]:
-        """The states of several instances."""
-        ...
+    def encode_all(self, instances: list[Any], /) -> list[bytes]: ...
 
     def ended(self, key: Any, data: bytes, /) -> bytes | None:
         """A row of a PE whose state ends: None if it has ended, otherwise as it is to be."""
@@ -105,7 +99,6 @@ class SavedInstances:
         self._row = with_text_rows(self._any_row, table, hasher)
 
     def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
-        """The saved states of those keys that have one, in one read."""
         found: dict[Key | None, bytes] = {}
         rows: dict[Key | None, bytes] = {}
         for key in keys:
@@ -145,7 +138,6 @@ class SavedInstances:
         return any(self._touched.values())
 
     def begin_commit(self) -> None:
-        """Begin a commit of the instances touched until now."""
         assert not self._unsaved, "a commit is under way"
         touched = self._touched
         for group in sorted(touched, reverse=True):
@@ -195,7 +187,6 @@ class SavedInstances:
             instance._mark = None
 
     def remove(self, key: Key | None) -> None:
-        """Delete the saved state of a removed instance. It is still in ``live``."""
         self._untouch(self._live.get(key))
         self._changes.put(self._row(key), None)
 
@@ -269,8 +260,6 @@ class SavedInstances:
 
 
 class SavedWindowInstances(SavedInstances):
-    """The saved instances of a prototype with windows."""
-
     def __init__(
         self, table: int, codec: Codec, database: Database, changes: Changes, hasher: Hasher
     ) -> None:

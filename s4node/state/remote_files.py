@@ -240,7 +240,6 @@ class RemoteFiles:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Translate errors of the file system into StateError."""
         try:
             yield
         except S4Error:

@@ -69,7 +69,6 @@ class RemoteJob:
         self.files.put(f"{self._guards}/{name}", msgspec.json.encode(job.to_row()))
 
     def job(self) -> JobGuard | None:
-        """The job that last shipped here, if any."""
         with self.files.translate_errors():
             return self._last()[1]
 
@@ -137,12 +136,10 @@ class RemoteJob:
             return sorted(self.files.names(place))
 
     def task(self, name: str) -> RemoteTask:
-        """The copy of one task; ``name`` is that of its folder."""
         return RemoteTask(self.files, name, self.append_mode, self._restore_seconds)
 
 
 def remote_job_of(config: Config, folder: Path) -> RemoteJob | None:
-    """The copy of the job in ``folder``, or None if its state is not shipped."""
     url, sync = config[settings.STATE_URL], config[settings.STATE_SYNC] == "full"
     seconds = config[settings.STATE_RESTORE_TIME]
     return RemoteJob(url, folder, sync=sync, restore_seconds=seconds) if url else None

@@ -192,7 +192,6 @@ def number_of(name: str) -> int:
 
 
 def file_name(fence: int, digest: str) -> str:
-    """The name of the object of a checkpoint's file."""
     return f"{fence:016d}-{digest}"
 
 
@@ -271,8 +270,6 @@ class Get(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Remove objects; some may be missing."""
-
     places: list[str]
 
 
@@ -401,7 +398,6 @@ class Appender:
         return self.number
 
     def name_of(self, number: int, owner: Owner) -> str:
-        """The name of an entry's object."""
         return entry_name(number, owner if self._mode == LOOK else None)
 
     def _settle(self) -> Steps[None]:
@@ -442,7 +438,6 @@ class Appender:
 
 
 def _repeated(request: Put) -> Steps[Any]:
-    """Make a request again if it has no answer."""
     for _ in range(_REPEATS - 1):
         try:
             return (yield request)
@@ -472,12 +467,10 @@ class Tail(NamedTuple):
 
     @property
     def commits(self) -> list[Commit]:
-        """The commits after the checkpoint's base."""
         return [entry for _, entry in self.entries if isinstance(entry, Commit)]
 
     @property
     def base(self) -> CommitId:
-        """The commit that the checkpoint has, as the last one."""
         return (0, 0, 0) if self.checkpoint is None else self.checkpoint.commit
 
     @property
@@ -594,7 +587,6 @@ def sweep(base: int, removable: dict[str, bool], place: str) -> Steps[None]:
 
 
 def unused(files: Iterable[str], owner: Owner, kept: Iterable[Checkpoint]) -> list[str]:
-    """The files of ``owner`` and of those before it that the ``kept`` checkpoints do not name."""
     needed = {stored.object for one in kept for stored in one.files.values()}
     found = (match for name in files if (match := _STORED.fullmatch(name)))
     return [m[0] for m in found if int(m[1]) <= owner.fence and m[0] not in needed]

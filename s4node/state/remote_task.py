@@ -286,7 +286,6 @@ class RemoteTask:
         self._kept = [] if checkpoint is None else [checkpoint]
 
     def last(self) -> CommitId | None:
-        """The last commit of the copy; None if there is none."""
         tail = self.read()
         return None if tail.empty else tail.last
 
@@ -515,6 +514,5 @@ def check_newest(url: str, task: str, database: Database) -> None:
 
 
 def hash_of(path: Path) -> str:
-    """The hash of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

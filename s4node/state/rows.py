@@ -49,7 +49,6 @@ def group_and_table(row: bytes) -> tuple[int, int]:
 
 
 def task_row(table: int, key: bytes) -> bytes:
-    """The key of a row without a key group."""
     return _PREFIX.pack(TASK_GROUP, table) + key
 
 
@@ -126,7 +125,6 @@ class Changes:
         return {**_picked(leaving, rows), **_picked(dirty, rows)}
 
     def between(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes | None]]:
-        """The changed rows from ``start`` to before ``end``, in order."""
         found = {k: v for k, v in list(self._leaving.items()) if start <= k < end}
         found.update((k, v) for k, v in list(self._dirty.items()) if start <= k < end)
         return sorted(found.items())
@@ -177,7 +175,6 @@ class Changes:
                     del each[-_PIECE:]
 
     def failed(self) -> None:
-        """Give the changes of a failed commit to the next one."""
         failed = {**self._leaving, **dict(zip(self._rows, self._values, strict=True))}
         self.bytes += sum(len(k) + len(v or b"") for k, v in failed.items())
         self._dirty = {**failed, **self._dirty}
@@ -190,7 +187,6 @@ class NoMoreChanges(Changes):
     __slots__ = ()
 
     def put(self, row: bytes, value: bytes | None) -> None:  # noqa: ARG002
-        """Raise StateError."""
         raise StateError(
             "a store was written after its event had taken too long and its task had rolled back "
             "to its last commit; this write would be lost. Finish the work of an event within "

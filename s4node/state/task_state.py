@@ -235,7 +235,6 @@ class TaskState:
         return next(self.database.table(self.tables[table]), None) is not None
 
     def meta(self, name: str) -> Any:
-        """A fact about the task as a whole; None if it was never set."""
         data = self.database.get(task_row(META, name.encode()))
         return None if data is None else _decode(data)
 
@@ -247,7 +246,6 @@ class TaskState:
         }
 
     def set_meta(self, name: str, value: Any) -> None:
-        """Write a fact with the next commit."""
         self.changes.put(task_row(META, name.encode()), _encode(value))
 
     def positions(self) -> dict[str, int]:
@@ -295,7 +293,6 @@ class TaskState:
         consumed: Iterable[str] = (),
         producers: SavedProducers = _NOBODY,
     ) -> None:
-        """Begin a commit of all changes until now, with these positions."""
         for row, value in _progress_rows(positions, consumed, producers):
             self.changes.put(row, value)
         self.changes.begin_commit()

@@ -92,7 +92,6 @@ class EmbeddedLog:
                 reader.stop()
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """Return once the node is connected, or with ``wanted=False`` once it is not."""
         await trio.lowlevel.checkpoint()
         while self._link.connected != wanted:
             await self._news.park()
@@ -129,7 +128,6 @@ class EmbeddedLog:
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type], epoch: int = 0
     ) -> PartitionReader:
-        """Read a partition from ``offset`` on."""
         bounds = await self.bounds(ssp)
         if offset > bounds.upcoming:
             raise StartpointError(
@@ -339,8 +337,6 @@ class _Batch(InputBatch):
 
 
 class _Reader:
-    """Reads one partition."""
-
     def __init__(
         self,
         log: EmbeddedLog,
@@ -420,7 +416,6 @@ class _Reader:
         self._log._closed(self)
 
     def on_news(self) -> None:
-        """Wake a waiting ``read``."""
         if self._arrived or self.reading.error is not None:
             self._news.unpark_all()
 

@@ -428,7 +428,6 @@ class KafkaSystem:
     # -- writing -------------------------------------------------------------------------------
 
     def receiver(self, cluster: str, app: str, task: str) -> Receiver:
-        """Take the output of a task, in transactions."""
         topic = re.sub(r"[^\w.-]", "_", f"__s4-{cluster}-{app}", flags=re.ASCII)
         if topic not in self._markers:
             self._markers[topic] = KafkaMarkers(topic, self._options)

@@ -136,7 +136,6 @@ class KafkaConsumer:
         self._worker = Worker(self._step, name)
 
     def has_room_for(self, place: TopicPartition) -> bool:
-        """Return True unless the partition has a reader here."""
         return not self._over and (place.topic, place.partition) not in self._taken
 
     def add(self, reader: KafkaReader) -> None:
@@ -183,7 +182,6 @@ class KafkaConsumer:
         return 0
 
     def _end_readers(self, error: S4Error | None) -> None:
-        """End all readers, also those that were just added, and the consumer."""
         with self._lock:
             added = {reader for reader, added in self._changes if added}
         readers = added.union(self._readers.values())
@@ -326,7 +324,6 @@ class KafkaReader:
 
     @property
     def arrived_end(self) -> int:
-        """The offset behind all that has arrived."""
         return self._next
 
     async def read(self) -> InputBatch | EndOfStream:
@@ -371,7 +368,6 @@ class KafkaReader:
         self._arrived.clear()
 
     def closed(self) -> StageClosed:
-        """The error of a reader that has ended."""
         return StageClosed(f"the reader of {self.ssp} is closed; open another one")
 
     # -- the thread ----------------------------------------------------------------------------

@@ -146,7 +146,6 @@ class KafkaMarkers:
             )
 
     def read(self, partition: int, key: bytes) -> Marker | None:
-        """The last marker of a key."""
         with self._lock:
             committed, all_records = self._consumers()
             place = TopicPartition(self.topic, partition)
@@ -187,14 +186,10 @@ class KafkaMarkers:
 
 
 class KafkaTopics(Protocol):
-    """The system whose topics they are."""
-
     name: str
     address: str
 
-    async def partitions(self, stream: str) -> int:
-        """The number of partitions of a stream; raises UnknownStream if there is none."""
-        ...
+    async def partitions(self, stream: str) -> int: ...
 
 
 class KafkaReceiver:

@@ -266,7 +266,6 @@ class MemorySystem:
         return self.put(stream, partition, *events, created_ms=created_ms)
 
     def receiver(self, cluster: str, app: str, task: str) -> Receiver:
-        """Take the output of a task, in transactions."""
         return MemoryReceiver(f"{cluster}/{app}/{task}", self.published, self.wait_reachable)
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
@@ -376,8 +375,6 @@ class _Batch(InputBatch):
 
 
 class _Decoders:
-    """The decoders of a reader, by type."""
-
     def __init__(self, types: Sequence[type]) -> None:
         self._kinds = {kind.name: kind for kind in map(EventType, types)}
         self._generic = tuple(types) == (GenericEvent,)
@@ -393,8 +390,6 @@ class _Decoders:
 
 
 class _Reader:
-    """Reads one partition."""
-
     def __init__(
         self, system: MemorySystem, ssp: SystemStreamPartition, offset: int, batches: _Batches
     ) -> None:

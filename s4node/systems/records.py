@@ -52,7 +52,6 @@ class Records(NamedTuple):
     headers: Sequence[Headers] = ()
 
     def only(self, index: int) -> Records:
-        """The record of this index."""
         return self.between(index, index + 1)
 
     def with_values(self) -> Records:
@@ -62,7 +61,6 @@ class Records(NamedTuple):
         return Records(*columns)  # type: ignore[arg-type]
 
     def between(self, start: int, end: int) -> Records:
-        """The records of these indexes."""
         return Records(
             self.offsets[start:end],
             self.values[start:end],
@@ -370,7 +368,6 @@ _TIMES: Sequence[tuple[Any, Callable[[int], Any]]] = (
 
 
 def fields_of(event: Any) -> Any:
-    """The fields of an event by name."""
     if isinstance(event, GenericEvent):
         return event.attributes
     return msgspec.structs.asdict(event) if isinstance(event, msgspec.Struct) else event

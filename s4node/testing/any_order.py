@@ -67,7 +67,6 @@ def rows_in_any_order(
 
 
 def _send(test: AppTest[Any], stream: str, events: list[Any], kill: int, chance: Random) -> None:
-    """Send the events in parts, and kill the app at one of them."""
     at = 0
     while at < len(events):
         end = at + chance.randint(1, 200)

@@ -434,5 +434,4 @@ class ClusterTest:
 
 
 def _last(host: Host) -> str:
-    """The last error of a host."""
     return f" ({host.errors[-1]})" if host.errors else ""

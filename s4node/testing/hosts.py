@@ -60,8 +60,6 @@ class Killed(BaseException):
 
 
 class DiskFullError(OSError, sqlite3.OperationalError):
-    """The error of the system for a full disk, and of SQLite."""
-
     sqlite_errorcode = sqlite3.SQLITE_FULL
 
 
@@ -107,8 +105,6 @@ class Host:
 
 
 class Hosts:
-    """The hosts of a world with ``folder``."""
-
     def __init__(self, folder: Path, seed: int) -> None:
         world = self.world = World(_delay, seed)
         world.on_point = self._passed
@@ -151,7 +147,6 @@ class Hosts:
         }
 
     def add(self, name: str, host: str, main: Callable[[Process], Awaitable[None]]) -> Process:
-        """Add a process, and its host if there is none of this name."""
         if host not in self.each:
             self.each[host] = Host(host, self._folder / host)
             self.each[host].folder.mkdir()
@@ -175,7 +170,6 @@ class Hosts:
         self.coordination.tree.close()
 
     async def _live(self, process: Process, run: Run) -> None:
-        """Run a process; note what ends it."""
         try:
             await process.main(process)
         except BaseException as error:
@@ -233,7 +227,6 @@ class Hosts:
         return self._on_path(lambda host, _: hosts.add(host), lambda host, _: hosts.discard(host))
 
     def _hit(self, fault: Fault) -> list[Process]:
-        """The processes that a fault is for: one, or all of a host."""
         if fault.host in self.each:
             return self.each[fault.host].processes
         return [self.processes[fault.host]]
@@ -306,7 +299,6 @@ class Hosts:
                 raise Killed
 
     def _kill(self, fault: Fault, at_point: Process | None = None) -> None:
-        """Kill a process, or all of a host."""
         hit = self._hit(fault)
         host = hit[0].host
         if fault.kind != "kill process":

@@ -32,8 +32,6 @@ _LOOK_SECONDS = 0.05
 
 
 class _Tree(Tree):
-    """A tree on the disk of no host."""
-
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[None]:
         with failpoints.replaced(lambda _: None), super().transaction(write=write):
@@ -63,7 +61,6 @@ class MemoryCoordination:
             yield session
 
     async def end_session(self, key: str) -> None:
-        """End a session, whose key is its id."""
         self.remove_session(key)
 
     def process_died(self, run: Run) -> None:

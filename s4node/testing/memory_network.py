@@ -91,7 +91,6 @@ class MemoryNetwork:
 
     @property
     def connections(self) -> int:
-        """The number of their ends."""
         return len(self._ends)
 
     def seconds(self, name: str, other: str) -> float:
@@ -113,7 +112,6 @@ class MemoryNetwork:
         port: int,
         credentials: Credentials | None,  # noqa: ARG002 - nobody else is on this network
     ) -> list[MemoryPlace]:
-        """Listen on a host; raises OSError."""
         await trio.lowlevel.checkpoint()
         port = port or next(self._ports)
         if (name, port) in self._places:
@@ -128,7 +126,6 @@ class MemoryNetwork:
         owner: PipeOwner,
         credentials: Credentials | None,
     ) -> _End:
-        """Connect now, and reconnect whenever the connection is lost."""
         del max_bytes, credentials  # the reader checks sizes, and the network has no others
         end = _End(self, host.get(), owner)
         end.dials(*host_and_port(address))
@@ -147,7 +144,6 @@ class MemoryNetwork:
         return ""
 
     def is_private(self, host: str) -> bool:  # noqa: ARG002
-        """Return True: nobody else is on this network."""
         return True
 
     # -- inside ------------------------------------------------------------------------------
@@ -157,12 +153,10 @@ class MemoryNetwork:
         return self._places.get((there, port)) if self.reaches(name, there) else None
 
     def reaches(self, name: str, there: str) -> bool:
-        """Return True if a host can reach another one."""
         cut = self.cut_off & {name, there} or (name, there) in self.cut_apart
         return name == there or not cut
 
     def gone(self, place: MemoryPlace) -> None:
-        """A listener has stopped."""
         self._places.pop((place.host, place.port), None)
 
     def made(self, end: _End) -> None:
@@ -174,8 +168,6 @@ class MemoryNetwork:
 
 
 class MemoryPlace:
-    """A listener."""
-
     def __init__(self, network: MemoryNetwork, name: str, port: int) -> None:
         self.host = name
         self.port = port
@@ -185,14 +177,12 @@ class MemoryPlace:
         self._came = trio.lowlevel.ParkingLot()
 
     async def accept(self) -> _Caller:
-        """The next peer."""
         await trio.lowlevel.checkpoint()
         while not self._callers:
             await self._came.park()
         return self._callers.popleft()
 
     def arrive(self, end: _End) -> None:
-        """A caller has come."""
         self._callers.append(_Caller(self._network, self.host, end))
         self._network.runs.soon(self.process, self._came.unpark)
 
@@ -203,8 +193,6 @@ class MemoryPlace:
 
 
 class _Caller:
-    """A caller that has not been accepted yet."""
-
     def __init__(self, network: MemoryNetwork, name: str, end: _End) -> None:
         self.name = f"{end.host or 'test'}:0"
         self._network = network
@@ -212,7 +200,6 @@ class _Caller:
         self._end = end
 
     def make_pipe(self, max_bytes: int, owner: PipeOwner) -> _End:
-        """The connection; raises StageBroken if it is gone."""
         del max_bytes
         if self._end.closed:
             raise StageBroken("the caller is gone")
@@ -364,7 +351,6 @@ class _End:
         return True
 
     def answered(self) -> None:
-        """Note a good frame: if this connection is lost, dial again at once."""
         self._tries = 0
 
     async def wait_readable(self) -> None:
@@ -375,7 +361,6 @@ class _End:
         self._check_open()
 
     def drop_input(self) -> None:
-        """Take nothing more from the peer."""
         self.lose()
 
     async def send_rest(self) -> None:

@@ -63,6 +63,5 @@ def reached(store: MemoryStore) -> Iterator[None]:
 
 
 def current() -> MemoryStore:
-    """The store to which the URL leads."""
     assert _store is not None
     return _store

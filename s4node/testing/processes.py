@@ -77,7 +77,6 @@ def container_of(
 
 
 async def run_log(process: Process) -> None:
-    """Run what a node with a log runs, beside its containers."""
     folder = process.host.folder
     values = {"s4.log.folder": str(folder / "log")}
     node = Redirector(config_of(folder, values, process.address), process.name, _no_app)
@@ -97,7 +96,6 @@ def _no_app(stream: str, reads: bool) -> str:
 
 
 def is_busy(container: Container) -> bool:
-    """Return True if events are on their way in a container, or from it."""
     parts = container.parts
     outputs = parts.outputs
     sent = any(each.depth for each in outputs.outboxes())
@@ -158,7 +156,6 @@ class Program:
         self._more: trio.Event
 
     def send(self, stream: str, events: Sequence[Any], runs: Runs) -> None:
-        """Send events, in order."""
         self.sent.setdefault(stream, []).extend(events)
         if self.process.ready():
             runs.soon(self.process.run, lambda: self._more.set())
@@ -209,7 +206,6 @@ class Commands:
         self._members = members
 
     def take_savepoint(self, name: str) -> None:
-        """Take a savepoint of the running app."""
         job = self._job()
         self._hosts.world.run_in_time(lambda: job.take(name))
 
@@ -225,7 +221,6 @@ class Commands:
                 restore.restore(outputs_again=True, accept_loss=True)
 
     def repartition(self, partitions: int) -> None:
-        """Give the app another number of partitions."""
         with self._stopped():
             job = self._job()
             Repartition(

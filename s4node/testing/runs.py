@@ -202,7 +202,6 @@ class Runs:
 
     @property
     def next(self) -> float:
-        """When something is due next."""
         dues = [max(run.due, run.busy_until) for run in self.all if not run.paused]
         return min([*dues, self._actions[0][0] if self._actions else math.inf])
 

@@ -159,7 +159,6 @@ class Runtime:
     # -- what a test does --------------------------------------------------------------------
 
     def wait_idle(self) -> None:
-        """Wait until the app is idle."""
         self.world.wait_idle()
         self._raise_failure()
 
@@ -169,7 +168,6 @@ class Runtime:
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise the app's failure, if any."""
         if self.world.failures:
             self.failed = True
             raise self.world.failures[0]
@@ -267,7 +265,6 @@ class _Onlooker:
         self._kept = kept
 
     def deliver(self, events: Sequence[Any]) -> None:
-        """Keep events that the app has put."""
         self._kept += events
 
 

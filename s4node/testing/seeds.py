@@ -99,7 +99,6 @@ def _check_equal(seed: int, one: Recorded, other: Recorded) -> None:
 def _shortened(
     scenario: Callable[[int], object], seed: int, error: Exception, run: Recorded
 ) -> Exception:
-    """The error of the run with the fewest faults, with a note."""
     left_out: frozenset[int] = frozenset()
     chosen = run.chosen
     for index in range(len(chosen)):

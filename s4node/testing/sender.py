@@ -35,8 +35,6 @@ class Refused(NamedTuple):
 
 
 class Running(Protocol):
-    """The app that is sent to."""
-
     app: App
     container: Container
     world: World
@@ -46,9 +44,7 @@ class Running(Protocol):
     @property
     def tasks(self) -> list[Task]: ...
 
-    async def client(self) -> Client:
-        """The program that sends from outside."""
-        ...
+    async def client(self) -> Client: ...
 
 
 class Sender:
@@ -81,12 +77,10 @@ class Sender:
 
     @property
     def connected(self) -> bool:
-        """True if events can arrive."""
         return True
 
     @property
     def refused(self) -> list[Refused]:
-        """Events that will not be processed."""
         return self._refused
 
     def hurry(self) -> None:
@@ -205,8 +199,6 @@ class LiveSender(Sender):
 
 
 class InputSender(Sender):
-    """A system that an input is read from."""
-
     @property
     def _system(self) -> Memory:
         assert isinstance(self.stream, InputStream)
@@ -225,7 +217,6 @@ class InputSender(Sender):
         self._runtime.world.call(self._system.end_partition, self.name, partition)
 
     def progress(self, partition: int) -> InputProgress:
-        """The progress of the task that reads a partition."""
         replay = self._runtime.container.replay
         assert isinstance(replay, DurableParts)
         ssp = SystemStreamPartition(self._system.name, self.name, partition)

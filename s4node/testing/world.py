@@ -171,7 +171,6 @@ class World:
         return results[0]
 
     def run_in_time(self, function: Callable[[], Awaitable[T]]) -> T:
-        """As ``run``, while time passes."""
         results: list[T] = []
         errors: list[Exception] = []
 

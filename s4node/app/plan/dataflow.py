@@ -194,7 +194,6 @@ def _top(module: str | None) -> str:
 
 
 def _attributes(value: Any) -> Iterator[Any]:
-    """The values of an object's attributes, slots included."""
     with suppress(Exception):  # a proxy may raise anything
         yield from list(getattr(value, "__dict__", {}).values())
     for cls in type(value).__mro__:

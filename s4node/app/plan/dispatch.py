@@ -126,16 +126,12 @@ class Plan:
 
 
 class Saver(Protocol):
-    """Saves the instances of a prototype that have changed."""
-
     @property
     def mark(self) -> object:
         """The mark on touched instances; it changes between two runs only."""
         ...
 
-    def touch_one(self, instance: Any, /) -> None:
-        """An unmarked instance is about to change."""
-        ...
+    def touch_one(self, instance: Any, /) -> None: ...
 
 
 def make_instances(

@@ -101,7 +101,6 @@ def uncalled(app: App) -> Iterable[tuple[str, str, str]]:
 
 
 def _ttl_problems(prototype: Prototype) -> Iterable[str]:
-    """The mistakes about the end of a PE's state."""
     if not prototype.ttl:
         return
     where = f"PE {prototype.name!r} has set_ttl"
@@ -134,7 +133,6 @@ def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
 
 
 def check_saveable(app: App) -> None:
-    """Raise one GraphError with every PE whose state cannot be saved."""
     problems = []
     for prototype, element in app.prototypes.values():
         try:
@@ -209,7 +207,6 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
 
 
 def rule_of(stream: Stream) -> KeyRule | None:
-    """The stream's compiled key, or None without one."""
     if stream.key is None:
         return None
     generic = is_generic([kind.cls for kind in stream.types])
@@ -220,7 +217,6 @@ def rule_of(stream: Stream) -> KeyRule | None:
 
 
 def finder_of(stream: Stream) -> Callable[[Any], Any]:
-    """The function that finds the key of an event of a keyed stream."""
     rule = rule_of(stream)
     assert rule is not None
     return rule.finder()

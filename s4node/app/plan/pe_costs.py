@@ -93,7 +93,6 @@ class PeCosts:
         self.errors[pe, handler] += 1
 
     def statistics(self) -> dict[str, Any]:
-        """The fields of a task's statistics."""
         return {
             "pe_seconds": _by_pe(self.seconds),
             "pe_calls": _by_pe(self.calls),
@@ -118,7 +117,6 @@ class PeCosts:
 
 
 def _by_pe(found: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:
-    """Counts by PE, and in it by handler."""
     result: dict[str, dict[str, Any]] = {}
     for (pe, handler), value in found.items():
         result.setdefault(pe, {})[handler] = value

@@ -78,7 +78,6 @@ _TIMES = {"float", "int", "datetime"}
 
 
 def time_problems(stream: Stream, name: str) -> Iterable[str]:
-    """The mistakes in the field that has the time of a stream's events."""
     for kind in stream.types:
         declared = kind.kind_of(name)
         if issubclass(kind.cls, msgspec.Struct) and declared not in _TIMES:
@@ -90,7 +89,6 @@ def time_problems(stream: Stream, name: str) -> Iterable[str]:
 
 
 def time_rule(stream: Stream) -> TimeRule | None:
-    """The rule for the time of a stream's events; None if they have none."""
     if stream.time is None:
         return None
     if not stream.time.field:
@@ -111,7 +109,6 @@ def take_times_of_sending(app: App) -> None:
 
 
 def _by_events(options: WindowOptions) -> bool:
-    """Return True if windows end by the time of events."""
     return not options.on_wall_clock and not options.kind.events
 
 

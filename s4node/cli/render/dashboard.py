@@ -206,7 +206,6 @@ def _clock(millis: int) -> str:
 
 
 def _owned(app: AppRow) -> str:
-    """The partitions of each owner."""
     if not any(app.owners):
         return f"{app.partitions}, owned by nobody"
     by: dict[str, list[int]] = {}

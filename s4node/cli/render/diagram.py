@@ -74,7 +74,6 @@ class Diagram:
 
 
 def diagram_of(app: App) -> Diagram:
-    """The diagram of an app whose graph is declared."""
     puts = dataflow.puts(app)
     order = _order(app, puts)
     place = {name: at for at, name in enumerate(order)}

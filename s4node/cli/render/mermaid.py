@@ -54,7 +54,6 @@ def _stream(stream: Edge, node: str, pes: dict[str, str]) -> list[str]:
 
 
 def _text(*lines: str) -> str:
-    """Lines of text for the inside of quotes."""
     return "<br/>".join(
         _SPECIAL.sub(lambda found: f"#{ord(found[0])};", " ".join(line.split()))
         for line in lines

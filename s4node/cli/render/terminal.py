@@ -45,7 +45,6 @@ async def show_live(displays: AsyncIterator[Sequence[Snapshot]]) -> None:
 
 
 def rendered(snapshots: Sequence[Snapshot], width: int, *, live: bool) -> RenderableType:
-    """The snapshots in ``width`` columns."""
     return Group(
         *(
             _line(part, whole=not live) if isinstance(part, Line) else _table(part, width, live)

@@ -67,11 +67,9 @@ class Enrolment:
         )
 
     def presence(self) -> JobPresence:
-        """The container's presence in the app's job."""
         return JobPresence(Registry(self.session), AppId(self.cluster, self.app))
 
     def directory(self, consumes: Iterable[str], produces: Iterable[str]) -> Directory:
-        """The directory of the streams that the app consumes and produces."""
         return Directory(
             self.session,
             cluster=self.cluster,

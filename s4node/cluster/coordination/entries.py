@@ -106,7 +106,6 @@ class Group:
 
     @property
     def candidates(self) -> list[Member]:
-        """The members for :func:`assignment.assign`."""
         return [
             Member(m.value.name, m.value.address, m.session, m.value.zone, m.value.follows)
             for m in self.members

@@ -133,22 +133,18 @@ class JobRegistry:
         await self._entries.delete_tree(path + "/drains")
 
     async def report_cut(self, state: str, number: int, report: CutReport) -> None:
-        """Say what has become of the cut of a task."""
         path = below(f"{self.path_of_savepoint(state)}/cuts/{number}", report.task)
         await self._entries.put(path, report)
 
     async def cuts(self, state: str, number: int) -> dict[str, CutReport]:
-        """The reports for the savepoint of this number, by task."""
         found = await self._entries.all(f"{self.path_of_savepoint(state)}/cuts/{number}", CutReport)
         return {name: each.value for name, each in found.items()}
 
     async def report_drain(self, state: str, number: int, report: DrainReport) -> None:
-        """Say how far a container has drained its fast inputs."""
         path = below(f"{self.path_of_savepoint(state)}/drains/{number}", report.tasks[0])
         await self._entries.put(path, report)
 
     async def drains(self, state: str, number: int) -> list[DrainReport]:
-        """The reports of containers about their fast inputs."""
         path = f"{self.path_of_savepoint(state)}/drains/{number}"
         return [each.value for each in (await self._entries.all(path, DrainReport)).values()]
 

@@ -239,7 +239,6 @@ class Membership:
         return True
 
     def _owners_expected_back(self, group: Group) -> set[str]:
-        """The names of dead owners that may still return."""
         alive = {member.key for member in group.candidates}
         assignment = group.assignment.value if group.assignment is not None else Assignment()
         dead = {owner.key for owner in assignment.owners} - alive

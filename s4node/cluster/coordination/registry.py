@@ -72,8 +72,6 @@ _START_SECONDS = 5.0
 
 
 class Registry:
-    """The registry, through one session of the coordination."""
-
     def __init__(self, session: Session) -> None:
         self.session = session
         self.entries = TypedEntries(session)
@@ -82,11 +80,9 @@ class Registry:
     # --- clusters, nodes -------------------------------------------------------------------------
 
     async def put_cluster(self, cluster: ClusterInfo) -> None:
-        """Write a cluster, replacing a former entry."""
         await self.entries.put(path_to("clusters", cluster.name), cluster)
 
     async def cluster(self, name: str) -> ClusterInfo | None:
-        """The cluster, or None."""
         found = await self.entries.get(path_to("clusters", name), ClusterInfo)
         return found and found.value
 
@@ -142,7 +138,6 @@ class Registry:
                     raise
 
     async def nodes(self, cluster: str) -> dict[str, NodeInfo]:
-        """The living nodes of a cluster by name."""
         all_ = await self.entries.all(path_to("clusters", cluster, "nodes"), NodeInfo)
         return {name: found.value for name, found in all_.items()}
 
@@ -164,11 +159,9 @@ class Registry:
         await self.session.set(path, msgspec.json.encode(app), version)
 
     async def app(self, cluster: str, name: str) -> Found[AppInfo] | None:
-        """The app with the version of its entry, or None."""
         return await self.entries.get(path_to("clusters", cluster, "apps", name), AppInfo)
 
     async def apps(self, cluster: str) -> dict[str, Found[AppInfo]]:
-        """The apps deployed to a cluster by name."""
         return await self.entries.all(path_to("clusters", cluster, "apps"), AppInfo)
 
     async def remove_app(self, cluster: str, name: str) -> None:
@@ -193,7 +186,6 @@ class Registry:
         await self.session.create(path, who.encode(), ephemeral=True)
 
     async def unlock(self, cluster: str, what: str) -> None:
-        """Release this session's own :meth:`lock`."""
         path = path_to("locks", cluster, what)
         entry = await self.session.get(path)
         if entry is not None and entry.session == self.session.id:
@@ -263,11 +255,9 @@ class Registry:
         await self.session.set(path, msgspec.json.encode(member))
 
     async def member(self, app: AppId, name: str) -> Found[MemberInfo] | None:
-        """The living member of a name, or None."""
         return await self.entries.get(below(path_of_app(app) + "/members", name), MemberInfo)
 
     async def members(self, app: AppId) -> dict[str, Found[MemberInfo]]:
-        """The living members by name."""
         return await self.entries.all(path_of_app(app) + "/members", MemberInfo)
 
     async def group(self, app: AppId, known: Group | None = None) -> Group:
@@ -315,7 +305,6 @@ class Registry:
             await self.session.delete(below(path_of_app(app) + "/drained", node))
 
     async def assignment(self, app: AppId) -> Found[Assignment] | None:
-        """The app's assignment with its version, or None before the first one."""
         path = path_of_app(app) + "/assignment"
         entry = await self.session.get(path)
         if entry is None:
@@ -356,7 +345,6 @@ class Registry:
         return await self.entries.names("/streams")
 
     async def stream_users(self, stream: str, role: Role) -> list[AppId]:
-        """The apps that produce or consume a stream, sorted."""
         base = path_to("streams", stream, role)
         found = []
         for cluster in await self.entries.names(base):
@@ -376,7 +364,6 @@ class Registry:
 
     @staticmethod
     def path_of_answers(cluster: str, id_: str, node: str = "") -> str:
-        """The path of the answers to a request, or of those of a node."""
         path = path_to("clusters", cluster, "answers", id_)
         return below(path, node) if node else path
 

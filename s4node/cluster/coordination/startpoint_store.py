@@ -31,14 +31,11 @@ log = get_logger("s4node.cluster")
 
 
 class StartpointStore:
-    """The startpoints of the job in ``folder`` with these settings."""
-
     def __init__(self, folder: Path, config: Config) -> None:
         self._coordination = StateCoordination(folder, config)
 
     @property
     def exists(self) -> bool:
-        """Return True if there may be startpoints."""
         return self._coordination.exists
 
     async def named(self, app: AppId, identify: Callable[[], str]) -> str:

@@ -135,7 +135,6 @@ class Directory:
             seen[path] = await self._session.change(path)
 
     async def _wait_any_change(self, seen: Mapping[str, int]) -> None:
-        """Return as soon as one of the paths has changed."""
         failures: list[Exception] = []
 
         async def wait(path: str, number: int, scope: trio.CancelScope) -> None:

@@ -14,8 +14,6 @@ from s4node.errors import ConfigError
 
 
 class Topology:
-    """The consuming clusters of streams."""
-
     def __init__(self, config: Config) -> None:
         self._addresses = config.matching(settings.CLUSTER_ADDRESS)
         self._consumers = config.matching(settings.STREAM_CONSUMERS)

@@ -41,7 +41,6 @@ class TypedEntries:
         return decoded(path, entry, kind)
 
     async def all(self, path: str, kind: type[T]) -> dict[str, Found[T]]:
-        """The entries directly below ``path``, by name."""
         found = {}
         for part in await self.session.children(path):
             one = await self.get(f"{path}/{part}", kind)
@@ -54,7 +53,6 @@ class TypedEntries:
         return sorted(urllib.parse.unquote(part) for part in await self.session.children(path))
 
     async def put(self, path: str, value: msgspec.Struct) -> None:
-        """Write an entry, replacing a former one."""
         data = msgspec.json.encode(value)
         while True:
             try:
@@ -117,12 +115,10 @@ class TypedEntries:
             return
 
     async def text(self, path: str) -> str:
-        """The text of an entry; empty without one."""
         entry = await self.session.get(path)
         return "" if entry is None else entry.data.decode()
 
     async def set_text(self, path: str, text: str) -> None:
-        """Write the text of an entry, replacing a former one."""
         with contextlib.suppress(EntryExists):
             await self.session.create(path)
         await self.session.set(path, text.encode())
@@ -138,7 +134,6 @@ def decoded(path: str, entry: Entry, kind: type[T]) -> Found[T]:
 
 
 def unreadable(path: str, error: Exception) -> CoordinationError:
-    """Says that an entry is of another form."""
     return CoordinationError(
         f"the entry {path!r} cannot be read ({error}); another version of s4node may have written "
         f"it: run one version, or delete it"

@@ -40,5 +40,4 @@ class View:
 
     @classmethod
     def alone(cls, partitions: int) -> View:
-        """The view of a container that runs an app by itself."""
         return cls(0, ("",) * partitions, (0,) * partitions, frozenset(range(partitions)), ())

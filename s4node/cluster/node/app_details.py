@@ -46,14 +46,10 @@ class PartitionRow(msgspec.Struct):
 
 
 class CommitsRow(CommitStatistics):
-    """The commits of an app in ten seconds."""
-
     app: str = ""
 
 
 class RejectedRow(Rejected, frozen=True, kw_only=True):
-    """An event that an app has given up."""
-
     app: str
 
 
@@ -74,7 +70,6 @@ def flows_of(reports: Iterable[ContainerStatistics]) -> list[FlowRow]:
 
 
 def partitions_of(node: str, reports: Iterable[ContainerStatistics]) -> list[PartitionRow]:
-    """The partitions that a node's containers have."""
     rows = []
     for report in reports:
         for task in report.tasks:

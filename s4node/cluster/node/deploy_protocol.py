@@ -56,8 +56,6 @@ Ask = AskSettings | AskDeploy
 
 
 class Settings(msgspec.Struct, tag="settings", tag_field="answer", frozen=True):
-    """The settings of a container, by name."""
-
     settings: dict[str, str]
 
 
@@ -129,7 +127,5 @@ def of_kind(node: str, answer: Answer, kind: type[M]) -> M:
 
 
 class NodeRefused(FailedElsewhere):
-    """A node could not do what it was asked."""
-
     def __init__(self, node: str, failed: Failed) -> None:
         super().__init__(f"node {node!r}: {failed.error}", failed.trace, failed.status)

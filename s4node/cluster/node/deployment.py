@@ -29,8 +29,6 @@ log = get_logger("s4node.cluster")
 
 
 class Host(Protocol):
-    """The node to which apps are deployed."""
-
     cluster: str
     name: str
     packages: archive.Store

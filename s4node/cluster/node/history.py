@@ -33,8 +33,6 @@ class Happening(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The last things that a node has seen happen."""
-
     def __init__(self) -> None:
         self.last: deque[Happening] = deque(maxlen=MOST)
         self._owners: dict[str, Sequence[Owner]] = {}
@@ -51,7 +49,6 @@ class History:
             self.last.append(Happening(one.failed_ms, one.app, RESTART, text, one.failure))
 
     def seen(self, ms: int, apps: Mapping[str, AppInfo], groups: Mapping[str, Group]) -> None:
-        """Note what differs from when this was seen before."""
         first, self._begun = not self._begun, True
         for name in sorted({*apps, *self._versions}):
             info = apps.get(name)

@@ -47,7 +47,6 @@ def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def lives(folder: Path) -> bool:
-    """Return True if the process that owns the folder lives."""
     try:
         file = LockFile(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

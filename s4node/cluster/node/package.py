@@ -146,7 +146,6 @@ class Package(msgspec.Struct, frozen=True):
 
 
 def digest_of(data: bytes) -> str:
-    """The digest that identifies a package's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 

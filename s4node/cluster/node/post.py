@@ -12,8 +12,6 @@ from s4node.cluster.node.supervisor import ContainerProcess
 
 @dataclass
 class Post:
-    """An app's place on this node."""
-
     app: str
     wanted: AppInfo | None = None
     running: AppInfo | None = None

@@ -32,8 +32,6 @@ LOOK_SECONDS = 1.0
 
 
 class Phase(Enum):
-    """The phase of a container process."""
-
     WAITING = "waiting"  # no process; it starts when the pause is over
     STARTING = "starting"
     RUNNING = "running"
@@ -43,8 +41,6 @@ class Phase(Enum):
 
 
 class Seen(Enum):
-    """An event in the life of a container process."""
-
     STARTED = "started"
     READY = "ready"
     PULSE = "pulse"
@@ -55,8 +51,6 @@ class Seen(Enum):
 
 
 class Action(Enum):
-    """An instruction to the driver."""
-
     START = "start"
     STOP = "stop"
     KILL = "kill"
@@ -190,7 +184,6 @@ class Restarts:
         self._go(Seen.STOP)
 
     def exited(self, now: float) -> None:
-        """Report that the process has exited, for whatever reason."""
         self._go(Seen.EXIT)
         if self._stop_wanted:
             self.next_at = None
@@ -201,7 +194,6 @@ class Restarts:
         self.next_at = now + min(doubled, self.limits.longest_pause)
 
     def _go(self, seen: Seen) -> None:
-        """Make the transition of the table."""
         key = (self.phase, seen)
         assert key in _TABLE, f"{seen.value} while {self.phase.value}"
         following = _TABLE[key]

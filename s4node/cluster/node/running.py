@@ -64,8 +64,6 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class RunningEntry:
-    """The entry of this process."""
-
     def __init__(self, folder: Path | None) -> None:
         self._file = folder / _FILE if folder is not None else None
 
@@ -92,7 +90,6 @@ def settings_for_commands(config: Config, address: str) -> dict[str, str]:
 
 @contextmanager
 def running_entry() -> Iterator[RunningEntry]:
-    """The entry of this process during the block."""
     with ExitStack() as stack:
         folder = None
         try:
@@ -142,7 +139,6 @@ def _home() -> str:
 
 
 def _runtime_folder() -> Path:
-    """The folder of this user's entries."""
     user = os.getuid()
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     for folder in (given, f"/run/user/{user}"):

@@ -108,7 +108,6 @@ class ContainerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None while there is no process."""
         return self._process.pid if self._process is not None else None
 
     @property
@@ -411,7 +410,6 @@ class Supervisor:
         self.note_change()
 
     def note_change(self) -> None:
-        """Wake those that wait for a change."""
         self.changed.set()
         self.changed = trio.Event()
 

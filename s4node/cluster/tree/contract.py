@@ -132,8 +132,6 @@ class Session(Protocol):
 
 
 class Coordination(Protocol):
-    """Opens sessions."""
-
     def session(self, name: str) -> AbstractAsyncContextManager[Session]:
         """Open a session for the block; leaving the block deletes its ephemeral entries.
 

@@ -71,7 +71,6 @@ _SESSIONS = "sessions"
 
 
 def has_sessions(folder: Path) -> bool:
-    """Return True if a living process has a session in the folder."""
     for path in (folder / _SESSIONS).glob("*"):
         seen = SeenFile(path, 0.0, 0.0)
         try:
@@ -192,7 +191,6 @@ class FolderSession(TreeSession):
             await trio.sleep(self.timeout / _BEATS)
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat, if the disk works."""
         self._asleep = self.doubtful
         try:
             self._file.beat()
@@ -287,7 +285,6 @@ class FolderSession(TreeSession):
             )
 
     async def _read_sessions(self, now: float) -> None:
-        """Read the sessions; this session may have been ended."""
         asleep = self._asleep
         rows = {row.id: row for row in await self._attempt(self._tree.sessions)}
         if self.id not in rows:

@@ -109,8 +109,6 @@ class _AddWatch:
 
 
 class OneSessionClient(KazooClient):  # type: ignore[misc]
-    """kazoo's client, for one session only."""
-
     def __init__(self, listener: Listener, **options: Any) -> None:
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=_MOST_RETRY_SECONDS)
         super().__init__(connection_retry=retry, logger=_quiet, **options)

@@ -104,7 +104,6 @@ class SeenFile:
         return now - self._since
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
         for fd in (self._fd, self.process):
             if fd >= 0:
                 os.close(fd)

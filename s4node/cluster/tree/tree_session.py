@@ -64,7 +64,6 @@ class TreeSession:
         await trio.lowlevel.checkpoint()
 
     def wake(self) -> None:
-        """Have all who wait for a change look again."""
         self._changed.set()
         self._changed = trio.Event()
 

@@ -368,7 +368,6 @@ class ZooKeeperSession:
             await self._access().close_root()
 
     async def check_closed(self) -> None:
-        """See :meth:`coordination.Session.check_closed`."""
         if self._client.default_acl:
             await self._access().check_closed()
 

@@ -105,8 +105,6 @@ class Plan(NamedTuple):
 
 
 class Ledger:
-    """The ledger of one partition, as it stands on disk."""
-
     __slots__ = ("last_ms", "producers", "types", "upcoming")
 
     def __init__(
@@ -187,7 +185,6 @@ def _at_odds(frame: Incoming, expected: int, skip: int, upcoming: int) -> StoreC
 
 
 def _before(frame: Incoming, number: int) -> int:
-    """The number of events of the frame with a number below ``number``."""
     if frame.numbers is not None:
         return bisect_left(frame.numbers, number)
     return min(number - frame.first, frame.count)

@@ -91,7 +91,6 @@ class StoredFrame:
 
     @property
     def end(self) -> int:
-        """The offset after its last event."""
         return self.first + self.count
 
 

@@ -109,8 +109,6 @@ class ClockSteps:
 
 
 class Work(Enum):
-    """A step of housekeeping."""
-
     DELETE = "delete"
     SHRINK = "shrink"
     CUT_WAL = "cut the write-ahead log"
@@ -121,8 +119,6 @@ _PRESSED = (Work.CUT_WAL, Work.DELETE, Work.SHRINK)
 
 
 class Step(NamedTuple):
-    """A step of housekeeping in one partition."""
-
     partition: int
     work: Work
 

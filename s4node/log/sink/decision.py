@@ -56,12 +56,10 @@ class Decision(msgspec.Struct, array_like=True, frozen=True):
     first: dict[int, int]
 
     def events(self, partition: int) -> int:
-        """The batch's events in a partition."""
         return sum(attempt.counts.get(partition, 0) for attempt in self.attempts)
 
     @property
     def total(self) -> int:
-        """The batch's events."""
         return sum(sum(attempt.counts.values()) for attempt in self.attempts)
 
 
@@ -177,7 +175,6 @@ class Carrying:
 
     @property
     def complete(self) -> bool:
-        """Return True once all events of the batch have passed."""
         return self._next == self._end
 
     def carry(self, frames: Iterable[F]) -> Iterator[tuple[F, int]]:

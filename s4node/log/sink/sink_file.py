@@ -63,7 +63,6 @@ class SinkFile(Database):
         )
 
     def sinks(self) -> list[Sink]:
-        """All rows."""
         with self.explained():
             rows = self.execute(
                 "SELECT id, stream, batch, events, total, decided_ms, open FROM sinks"
@@ -77,7 +76,6 @@ class SinkFile(Database):
             raise SinkError(f"{self.path} is damaged ({error}); put back a copy of it") from error
 
     def put(self, sink: Sink) -> None:
-        """Write a sink's row."""
         decision = None if sink.open is None else _encoder.encode(sink.open)
         with self.transaction():
             self.execute(
@@ -85,6 +83,5 @@ class SinkFile(Database):
             )
 
     def remove(self, sink: Sink) -> None:
-        """Remove a sink's row."""
         with self.transaction():
             self.execute("DELETE FROM sinks WHERE id = ? AND stream = ?", sink[:2])

@@ -323,7 +323,6 @@ class ClientStream:
         )
 
     def log_warnings(self) -> None:
-        """Log what the answers of nodes warn of."""
         while self.warnings:
             what, facts = self.warnings.popleft()
             log.warning(what, stream=self.name, producer=self._producer, **facts)

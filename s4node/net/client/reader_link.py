@@ -31,8 +31,6 @@ log = get_logger("s4node.net")
 
 
 class _Asked:
-    """A question that has no answer yet."""
-
     def __init__(self, query: wire.Query, again: bool) -> None:
         self.frame = wire.encode_frame(query)
         self.again = again
@@ -85,7 +83,6 @@ class ReaderLink:
             self.wake()
 
     def wake(self) -> None:
-        """Have the writer send what waits."""
         self._writes.unpark_all()
 
     async def ask(
@@ -121,7 +118,6 @@ class ReaderLink:
         return self._socket is not None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry until cancelled."""
         self._socket = self._dialled.dial(self)
         task_status.started()
         try:
@@ -179,7 +175,6 @@ class ReaderLink:
             del self._control[: len(frames)]
 
     def _take_questions(self) -> list[bytes]:
-        """The frames of the questions that may be sent now."""
         frames = []
         while self._unsent and len(self._unanswered) < wire.MAX_QUESTIONS:
             number = self._unsent.popleft()
@@ -239,7 +234,6 @@ class ReaderLink:
         return [each for each in self._readings.values() if each.stream == stream and each.live]
 
     def _greeted(self, hello: wire.Hello) -> list[Reading]:
-        """The readings that a hello is for: the named reader, or all of the stream."""
         reader = hello.headers.get(wire.READER)
         if reader is not None:
             found = self._readings.get(str(reader))

@@ -187,13 +187,11 @@ class Reading:
         self.paused = True
 
     def resume(self) -> None:
-        """Give credit again."""
         self.paused = False
         for place in self.places.values():
             self._credit(place)
 
     def unsubscribe(self) -> None:
-        """Announce to the node that this reader ends."""
         self._say(wire.encode_frame(wire.EndOfStream(self.stream, self.reader)))
 
     def _credit(self, place: Place) -> None:
@@ -214,7 +212,6 @@ class Reading:
     # -- in ----------------------------------------------------------------------------------
 
     def disconnected(self) -> None:
-        """Note that the connection was lost."""
         self.said.clear()
         if self.opened and not self.log:
             self.interruptions += 1

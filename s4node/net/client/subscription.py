@@ -210,7 +210,6 @@ class Subscription:
         return event
 
     def _check_decoded(self) -> None:
-        """Raise DecodeError if the last event did not decode."""
         if self._at - 1 in self._reasons:
             place = self.place
             raise DecodeError(

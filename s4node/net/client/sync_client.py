@@ -317,7 +317,6 @@ class SyncStream:
         self._note_pressure()
 
     def _note_pressure(self) -> None:
-        """Check for room."""
         self._full = self._stream.pressure >= 1
         self._hand_over = 2 * self._stream.breath
 

@@ -73,7 +73,6 @@ class ClosedLayout:
 
     @classmethod
     def of_earlier_life(cls, finals: Sequence[int], place: Place) -> ClosedLayout:
-        """A layout in which an earlier life has sent these numbers."""
         lanes = [Lane(partition) for partition in range(len(finals))]
         for lane, final in zip(lanes, finals, strict=True):
             lane.known = final
@@ -141,7 +140,6 @@ def placing(
 
 
 def last_ruling(ended: Closing, partition: int) -> wire.Ruling:
-    """The final ruling on a lane of a layout that has ended."""
     final = ended.numbers[partition] if partition < len(ended.numbers) else 0
     unreported = [each[1:] for each in ended.unreported if each[0] == partition]
     refused = tuple(each[:3] for each in unreported if not each[3])

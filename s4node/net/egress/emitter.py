@@ -25,8 +25,6 @@ _MOMENT = 0.5
 
 
 class EmitterOwner(Protocol):
-    """The owner of the outboxes that an emitter carries."""
-
     def take_news(self) -> None:
         """A verdict or hello has come, events have left the queues, or a peer has come or gone."""
 
@@ -59,19 +57,16 @@ class Emitter:
     # -- for producers -----------------------------------------------------------------------
 
     def add(self, routes: Routes) -> None:
-        """Carry one more outbox, by its routes."""
         self.carried.append(routes)
         for seed in self._seeds:
             routes.to(seed)
         self._settle()
 
     def remove(self, routes: Routes) -> None:
-        """Stop carrying an outbox."""
         self.carried.remove(routes)
         self._settle()
 
     def seeds(self, addresses: Iterable[str]) -> None:
-        """Set the addresses of nodes of the cluster."""
         self._seeds = tuple(addresses)
         for routes in self.carried:
             for address in self._seeds:
@@ -105,7 +100,6 @@ class Emitter:
         ]
 
     def is_near(self, route: NodeRoute | None) -> bool:
-        """Return True if the node of a route may be connected soon."""
         link = None if route is None else self.links.get(route.address)
         return link is not None and link.away < _MOMENT
 
@@ -134,7 +128,6 @@ class Emitter:
                 link.send_soon()
 
     def wake(self) -> None:
-        """Have the links send what may leave."""
         for link in self.links.values():
             link.wake()
 
@@ -149,14 +142,12 @@ class Emitter:
             link.finish()
 
     def ignore_drain(self) -> None:
-        """Send to draining nodes, too, from now on."""
         self._ignores_drain = True
         for link in self.links.values():
             link.ignores_drain = True
             link.wake()
 
     async def wait_quiet(self) -> None:
-        """Wait until every frame that may leave has left, or its peer is gone."""
         for link in list(self.links.values()):
             await link.wait_quiet()
 
@@ -191,7 +182,6 @@ class Emitter:
         self._nursery.start_soon(carry)
 
     def take_news(self) -> None:
-        """Handle news of a link."""
         for routes in self.carried:
             if routes.regrouped:
                 self._settle()

@@ -100,7 +100,6 @@ class Lane:
             count = max(0, count - events)
 
     def drop_first(self) -> None:
-        """Drop the first waiting event."""
         del self.pending[:1]
         self.forget_senders(1)
 
@@ -182,7 +181,6 @@ class Lane:
         self.cursor = 0
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         assert 0 <= self.cursor <= len(self.frames)
         numbers = [n for frame in self.frames for n in (frame.first, frame.end)]
         assert numbers == sorted(numbers)
@@ -201,9 +199,7 @@ class Settlement(Protocol):
     def settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Take settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
 
-    def data_of(self, lane: Lane, frame: OutgoingFrame) -> bytes:
-        """The data of a frame of a lane, also if it is stored."""
-        ...
+    def data_of(self, lane: Lane, frame: OutgoingFrame) -> bytes: ...
 
     def takes(self, refusal: Refusal) -> bool:
         """Return True if refused or unsendable events are dealt with, else the caller has to."""
@@ -310,7 +306,6 @@ class LatestTime:
         self.value, self.idle = max(self.value, time), False
 
     def nothing_sent_before(self, since: float) -> None:
-        """Note that what is sent from now on is not sent before ``since``."""
         self._since = since
 
     def begin_commit(self, now: float) -> None:
@@ -318,7 +313,6 @@ class LatestTime:
         self._coming_since = now
 
     def commit_written(self) -> None:
-        """Note that the commit was written that began at the time ``coming``."""
         self._since = self._coming_since
         self.idle = self.coming_idle and self.value <= self.coming
         self.value = max(self.value, self.coming)
@@ -328,7 +322,6 @@ class LatestTime:
         self.idle = self.idle or not self.by_commits
 
     def to_report(self, lanes: Iterable[Lane]) -> list[Lane]:
-        """The lanes whose owners may get the latest time now."""
         if self.field is None:
             return []
         time, idle = self.reportable, self.idle

@@ -122,7 +122,6 @@ class Link:
         return events
 
     def wake(self) -> None:
-        """Have the writer send what may leave."""
         if not self.awake:
             self.awake = True
             self._work.unpark()
@@ -140,7 +139,6 @@ class Link:
         self.wake()
 
     def hurry(self) -> None:
-        """Send waiting events without gathering more, and ask for verdicts."""
         self._hurry = True
         if not self.held:
             self._control += [route.ask() for route in self.routes if route.opened]
@@ -159,7 +157,6 @@ class Link:
         self.wake()
 
     async def wait_quiet(self) -> None:
-        """Wait until every frame that may leave has left, or the peer is gone."""
         while not self.quiet and self.connected:
             await self._sent.park()
 
@@ -264,7 +261,6 @@ class Link:
                     self.last_drain = ""
 
     def _carried(self, stream: str, producer: object) -> list[NodeRoute]:
-        """The routes of a stream: those of a producer, or all of them if none is named."""
         return [
             route
             for route in self.routes

@@ -141,7 +141,6 @@ class Outbox:
         self._incoming.append(event)
 
     def extend(self, events: Iterable[Any]) -> None:
-        """Take many events, in order."""
         self._incoming.extend(events)
 
     @property
@@ -156,7 +155,6 @@ class Outbox:
 
     @property
     def pending_bytes(self) -> int:
-        """Their approximate bytes of memory."""
         if self._incoming:
             self._weigh(self._incoming)
         return int((len(self._incoming) + self._ready_events) * self.weight)
@@ -200,7 +198,6 @@ class Outbox:
         self.routing = routing
 
     def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
-        """Take events that belong to ``partition``; ``sender`` is as for a lane."""
         if sender or self.lanes[partition].senders:
             self.lanes[partition].note_sender(sender, len(events))
         self.lanes[partition].pending += events
@@ -314,7 +311,6 @@ class Outbox:
     # -- layouts -----------------------------------------------------------------------------
 
     def _open_layout(self, answer: wire.Hello, layout: int | None) -> None:
-        """Open the lanes that a node has answered."""
         self.layout = layout
         self._order = PutOrder(answer.partitions) if self._returns and layout is not None else None
         self.open_lanes(answer.partitions, "")
@@ -402,7 +398,6 @@ class Outbox:
         self.settlement.settled(lane, before, frames)
 
     def _refused(self, refusal: Refusal) -> None:
-        """Note events that were refused, or could not be sent."""
         note = self.refusals.count if self.settlement.takes(refusal) else self.refusals.add
         note(refusal)
 
@@ -416,7 +411,6 @@ class Outbox:
                     self._refused(Refusal(stream, at, number, reason, shed, end - number))
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         for lane in self.lanes:
             lane.validate()
         assert self._ready_events == sum(len(lane.pending) for lane in self.lanes)

@@ -96,7 +96,6 @@ class RowKeys:
         self.life = self._row(_LIFE, b"")
 
     def frame(self, partition: int, first: int, end: int) -> bytes:
-        """The key of a frame of the events from ``first`` to ``end``."""
         return self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
 
     def next_number(self, partition: int) -> bytes:
@@ -118,12 +117,10 @@ class RowKeys:
 
 
 def number_row(number: int) -> bytes:
-    """The row of a lane's next number."""
     return _encode(number)
 
 
 def lanes_row(partitions: int, routing: str, layout: int | None) -> bytes:
-    """The row of a consumer's partitions, routing and layout."""
     return _encode((partitions, routing, layout))
 
 
@@ -132,8 +129,6 @@ def type_row(declared: TypeDecl) -> bytes:
 
 
 class SavedRows(NamedTuple):
-    """A channel's rows, sorted."""
-
     frames: defaultdict[int, list[OutgoingFrame]]  # by partition
     next_numbers: dict[int, int]
     versions: dict[int, TypeDecl]  # by fingerprint

@@ -85,8 +85,6 @@ class OwnEvents:
 
 
 class _SpillRows:
-    """Spilled blocks as rows of a task."""
-
     def __init__(self, rows: ChannelRows) -> None:
         self._rows = rows
         self._indices: deque[int] = deque()
@@ -99,7 +97,6 @@ class _SpillRows:
         self.grew = True
 
     def pop(self) -> bytes:
-        """Take the oldest row."""
         row = self._rows.keys.spilled(self._indices.popleft())
         data = self._rows.stored(row)
         self._rows.changes.put(row, None)
@@ -110,7 +107,6 @@ class _SpillRows:
         self._indices.clear()
 
     def restore(self, indices: Sequence[int]) -> None:
-        """Resume with committed rows."""
         self._indices.extend(indices)
 
 

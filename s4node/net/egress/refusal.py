@@ -110,7 +110,6 @@ class Unsent:
         self._own_committing = None
 
     def end_commit(self, *, written: bool) -> None:
-        """End the commit; report its events if it was written."""
         if written:
             self._own_unsaved = self._own_committing
             self._report(self._committing)
@@ -119,12 +118,10 @@ class Unsent:
         self._committing = None
 
     def roll_back(self) -> None:
-        """Roll back to the last commit."""
         self.report_lost()
         self._since = self._committing = None
 
     def report_lost(self) -> None:
-        """Report the unsaved own events, which are lost now."""
         self._report(self._own_unsaved)
         self._own_unsaved = None
 

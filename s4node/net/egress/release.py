@@ -33,7 +33,6 @@ class AtOnce:
 
     @property
     def unsettled(self) -> int:
-        """The number of events without a verdict, sent or not."""
         return self.box.unsettled
 
     @property
@@ -42,7 +41,6 @@ class AtOnce:
         return False
 
     def behind(self, partition: int) -> bool:
-        """Return True if events for a partition are still on their way."""
         return self.box.behind(partition)
 
     def put(self, events: Sequence[Any], partition: int = -1, now: float = 0.0) -> int:  # noqa: ARG002
@@ -86,7 +84,6 @@ class ByExecutor(AtOnce):
 
     @property
     def bytes(self) -> int:
-        """Their approximate bytes in memory."""
         return self.stage.bytes + self.box.pending_bytes
 
     @property
@@ -110,7 +107,6 @@ class ByExecutor(AtOnce):
         return bool(self.stage.depth)
 
     def mark(self) -> Mark:
-        """A mark after all events taken so far."""
         return Mark(self)
 
     def behind(self, partition: int) -> bool:
@@ -208,7 +204,6 @@ class Mark:
 
     @property
     def reached(self) -> bool:
-        """True if all events before the mark have their verdict."""
         release, box = self._release, self._release.box
         if not release.unsettled or box.error:
             return True

@@ -55,8 +55,6 @@ _LOST = (
 
 
 class _Ownership:
-    """The known owner of a partition."""
-
     __slots__ = ("following", "route", "version")
 
     def __init__(self) -> None:
@@ -115,12 +113,10 @@ class Routes:
         return route
 
     def route_of(self, lane: Lane) -> NodeRoute | None:
-        """The route of a lane; None if the owner of its partition is unknown."""
         return self._owners[lane.partition].route
 
     @property
     def opened(self) -> bool:
-        """True if a node has answered for the stream."""
         return any(route.opened for route in self.by_address.values())
 
     @property
@@ -219,7 +215,6 @@ class Routes:
         return False
 
     def _move(self, lane: Lane, route: NodeRoute | None, version: tuple[int, int]) -> None:
-        """Move a lane to its owner's route now."""
         owner = self._owners[lane.partition]
         owner.version, owner.following = version, None
         if owner.route is not route:
@@ -293,7 +288,6 @@ class NodeRoute:
 
     @property
     def asks(self) -> bool:
-        """True if a hello has to be sent now."""
         box = self.outbox
         return not box.error and (
             self._wants_hello or (self.opened and len(self._declared) != len(box.types.kinds))
@@ -329,7 +323,6 @@ class NodeRoute:
 
     @property
     def sendable(self) -> Sendable:
-        """The events that may leave now, including resends."""
         box = self.outbox
         if not self.opened or box.error:
             return _NOTHING
@@ -343,7 +336,6 @@ class NodeRoute:
         return max(0, _TIME_MS - abs(now_ms - self._reported_at_ms)) / 1000
 
     def time_frames(self, now_ms: int) -> list[bytes]:
-        """The frame with the latest time for the node, if one is due."""
         if self.time_due(now_ms) != 0:
             return []
         box, positions = self.outbox, []

@@ -67,7 +67,6 @@ class Receipts(Forget):
         self._carried: defaultdict[int, deque[_Carried]] = defaultdict(deque)
 
     def forward(self, batch: EventBatch) -> None:
-        """Forward a batch for a partition of another node."""
         self._events += len(batch.events)
         self._carried[batch.partition].append(_Carried(batch))
         if batch.receipt is None:
@@ -194,7 +193,6 @@ class ReceiversCommits(ChannelRows):
     # -- layouts -----------------------------------------------------------------------------
 
     def contradicts(self, lane: Lane, position: wire.Position) -> str:
-        """The reason why a lane cannot resume at its owner's position; empty if it can."""
         if lane.upto <= position.number <= lane.released:
             return ""
         box = self.box

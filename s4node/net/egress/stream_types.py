@@ -99,7 +99,6 @@ class StreamTypes:
         return [cls for cls in classes if self._misfit(self.kinds[cls], taken)]
 
     def reject(self, classes: Collection[type], reason: str) -> None:
-        """Reject classes that the node does not accept."""
         self.rejected |= dict.fromkeys(classes, reason)
         for cls in classes:
             self.kinds.pop(cls, None)

@@ -49,7 +49,6 @@ class Subscriber:
         self._no_room += len(events) - len(taken)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
-        """Take the subscriber's credit."""
         self._route.on_verdict(verdict)
 
     @property

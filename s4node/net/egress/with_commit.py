@@ -69,7 +69,6 @@ class WithCommit(AtOnce):
         now: float = 0.0,  # noqa: ARG002
         sender: str = "",
     ) -> int:
-        """Put events for a partition, or by routing if -1; ``sender`` is as for a lane."""
         if partition >= 0:
             self.box.extend_lane(partition, events, sender)
             self._cut_whole(self.box.lanes[partition])
@@ -144,7 +143,6 @@ class WithCommit(AtOnce):
         return False
 
     def end_commit(self, *, written: bool) -> None:
-        """End a commit: release its frames if it was written."""
         self.rows.settle_after_cut()
         leaving, self.leaving = self.leaving, {}
         self.rows.unsent.end_commit(written=written)
@@ -187,7 +185,6 @@ class WithCommit(AtOnce):
     # -- after a restart ---------------------------------------------------------------------
 
     def restore(self, saved: SavedRows) -> None:
-        """Resume from the rows of an earlier life."""
         box = self.box
         if saved.lanes is not None:
             self._learn(*saved.lanes)
@@ -200,7 +197,6 @@ class WithCommit(AtOnce):
                 _store(lane, 0, number)
 
     def roll_back(self, saved: SavedRows) -> None:
-        """Roll back to the committed rows."""
         box = self.box
         self.rows.unsent.roll_back()
         box.drop_pending()
@@ -215,7 +211,6 @@ class WithCommit(AtOnce):
         self._learned = saved.lanes
 
     def wait_again(self, events: Sequence[Any]) -> None:
-        """Take events again that wait for the partitions, and are saved."""
         super().put(events)
         self._saved = len(events)
 
@@ -229,7 +224,6 @@ class WithCommit(AtOnce):
         self.box.layout = layout
 
     def all_rows(self) -> Iterator[bytes]:
-        """All rows that may exist, to delete them."""
         for lane in self.box.lanes:
             for frame in lane.frames:
                 yield self._keys.frame(lane.partition, frame.first, frame.end)
@@ -237,7 +231,6 @@ class WithCommit(AtOnce):
         yield from self.rows.shared()
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         self.box.validate()
         for lane in self.box.lanes:
             assert lane.released <= lane.next_number

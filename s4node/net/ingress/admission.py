@@ -151,7 +151,6 @@ class StreamAdmission:
         return max(0 if lane is None else lane.expected, 0 if row is None else row.number)
 
     def _life(self, producer: str, partition: int) -> Life:
-        """The latest known life of a producer in a partition."""
         lane = self.lanes.get((producer, partition))
         if lane is not None:
             return lane.life
@@ -227,7 +226,6 @@ class StreamAdmission:
         return lane
 
     def _greeted(self, lane: ProducerLane, hello: wire.Hello, told: int) -> None:
-        """Take a hello of the lane's producer, which was ``told`` its life before."""
         before = lane.life, lane.own_id
         lane.life = life_of(hello, told, lane.life) or lane.life
         lane.own_id = has_own_id(hello)
@@ -417,7 +415,6 @@ class StreamAdmission:
         return bool(opened)
 
     def detach(self, producer: str, connection: Hashable, now: float) -> None:
-        """Take a producer's lanes from a connection."""
         self._has_moved(producer)
         for lane in self._of(producer, connection):
             lane.connection, lane.seen = None, now
@@ -485,7 +482,6 @@ class StreamAdmission:
         self.roster.revoked(partition)
 
     def enter(self, partition: int) -> None:
-        """Begin with a partition that is ours now."""
         self._credits.pop(partition, None)  # from an earlier ownership
 
     def expire(self, before: float) -> int:
@@ -501,7 +497,6 @@ class StreamAdmission:
         return lane.settled == lane.expected and not lane.settlement.is_noted
 
     def remove(self, lane: ProducerLane, *, forget: bool = True) -> None:
-        """Drop a lane; with ``forget``, its producer is not remembered."""
         self._has_moved(lane.producer)
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
@@ -517,12 +512,10 @@ class StreamAdmission:
         return (lane for lane in self.lanes_of(producer) if lane.connection == connection)
 
     def lanes_of(self, producer: str) -> list[ProducerLane]:
-        """The lanes of a producer."""
         lanes = self.lanes
         return [lanes[producer, n] for n in self.stages if (producer, n) in lanes]
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         for lane in self.lanes.values():
             report = lane.report
             assert report.sent_upto <= lane.settled <= lane.safe <= lane.expected

@@ -43,8 +43,6 @@ _NONE_CLOSED: Mapping[str, Closings] = {}
 
 
 class Known(NamedTuple):
-    """A producer that has a row and no lane."""
-
     saved: SavedProducer
     seen: float
     closings: Closings = ()
@@ -233,7 +231,6 @@ class CommitRows(Roster):
         return all(self._number(producer, partition) is None for partition in stages)
 
     def _number(self, producer: str, partition: int) -> int | None:
-        """The next number of a producer; None if the producer is unknown."""
         saved = self._lane(producer, partition)
         if saved is not None:
             expected = saved.lane.expected
@@ -242,7 +239,6 @@ class CommitRows(Roster):
         return None if known is None else known.saved.number
 
     def _lane(self, producer: str, partition: int) -> Saved | None:
-        """The saved part of the lane of a producer; None if it has no lane."""
         lane = self._admission.lanes.get((producer, partition))
         return None if lane is None else _saved(lane)
 
@@ -340,7 +336,6 @@ class CommitRows(Roster):
             self._forget(producer, partition)
 
     def _forget(self, producer: str, partition: int) -> None:
-        """Remove a row with the next commit."""
         known = self._known_of(producer).pop((producer, partition), None)
         if known is not None:
             self._forgotten.setdefault(partition, {})[producer] = known
@@ -389,23 +384,19 @@ class Producers:
         kept: Mapping[Producer, SavedProducer],
         closings: Mapping[Producer, Closings],
     ) -> None:
-        """Restore the saved producers of a partition that is about to open."""
         for stream, roster in self._rosters.items():
             rows = {name: row for (where, name), row in kept.items() if where == stream}
             ended = {name: each for (where, name), each in closings.items() if where == stream}
             roster.restore(partition, rows, self._clock(), ended)
 
     def moved(self, partition: int) -> bool:
-        """Return True if a commit would write any producers of a partition."""
         return any(each.has_moved(partition) for each in self._rosters.values())
 
     def patience(self, partition: int) -> float:
-        """For how many seconds producers can wait for a commit; infinity if none waits."""
         waiting = [each.patience(partition) for each in self._rosters.values()]
         return min(waiting, default=math.inf)
 
     def snapshot(self, partition: int) -> TakenProducers:
-        """Take the changed lanes of a partition, for a commit."""
         return {
             stream: roster.snapshot(partition)
             for stream, roster in self._rosters.items()
@@ -426,6 +417,5 @@ def rows_of(taken: TakenProducers) -> SavedProducers:
 
 
 def _saved(lane: ProducerLane) -> Saved:
-    """The settlement of a lane, which is by commits."""
     assert isinstance(lane.settlement, Saved)
     return lane.settlement

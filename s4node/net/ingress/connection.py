@@ -126,8 +126,6 @@ class Peers:
 
 
 class Connection:
-    """A node's connection to one peer."""
-
     def __init__(self, peers: Peers, peer: str, serial: int) -> None:
         self.peer = peer
         self.serial = serial  # rises with each connection
@@ -366,7 +364,6 @@ class Connection:
             self.answer(wire.encode_frame(notice))
 
     async def wait_clear(self) -> None:
-        """Wait until more may be read."""
         while self.congested:
             await trio.sleep(max(_RETRY_SECONDS, self._waits(trio.current_time())))
             self._count_unread()
@@ -439,7 +436,6 @@ class Connection:
         return ""
 
     def end_because(self, reason: str) -> None:
-        """End the connection, and send the peer the reason."""
         if self.scope.cancel_called:
             return
         self._peers.counts["connections ended"] += 1
@@ -474,11 +470,9 @@ class Connection:
 
     @property
     def live(self) -> bool:
-        """True if the peer is connected now."""
         return self.arrived.is_set() and not self.ended.is_set()
 
     def set_connected(self, connected: bool) -> None:
-        """Note that the peer has connected or gone."""
         (self.arrived if connected else self.ended).set()
         if not connected:
             self.silent.set()
@@ -490,5 +484,4 @@ class Connection:
 
 
 def drain_envelope(reason: str) -> bytes:
-    """The envelope with the reason for which a connection is ended."""
     return wire.envelope([wire.encode_frame(wire.Drain(reason))])

@@ -57,8 +57,6 @@ NEXT: Mapping[tuple[Flow, On], Flow] = {
 
 
 class Presence(Enum):
-    """Whether a producer is there."""
-
     HERE = "here: its connection takes answers"
     AWAY = "away: it may come again"
     ENDED = "ended: it sends nothing more"

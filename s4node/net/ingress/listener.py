@@ -45,16 +45,12 @@ _LOOK_SECONDS = 1.0
 
 
 class FrameHandler(Protocol):
-    """Takes the frames of a listener."""
-
     @property
     def held(self) -> bool:
         """True while nothing is to be read."""
         ...
 
-    def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
-        """Take a frame of a peer."""
-        ...
+    def on_frame(self, frame: wire.Frame, connection: Connection) -> None: ...
 
     def on_drained(self) -> None:
         """Called after ``on_frame`` has got all frames that had arrived on a connection."""

@@ -75,13 +75,11 @@ class Budget(Generic[Owner]):
         self._amounts: dict[Owner, int] = {}
 
     def set(self, owner: Owner, amount: int) -> None:
-        """Note what an owner takes up now."""
         self._total += amount - self._amounts.pop(owner, 0)
         if amount:
             self._amounts[owner] = amount
 
     def largest(self) -> Owner | None:
-        """The owner to end now, or None within the budget."""
         if self._total <= self.limit:
             return None
         return max(self._amounts, key=self._amounts.__getitem__)
@@ -108,5 +106,4 @@ class Rate:
         return self._most - self._left
 
     def seconds_until_next(self, now: float) -> float:
-        """The seconds until it may happen again."""
         return max(0.0, -self._left / self.per_second - (now - self._since))

@@ -218,7 +218,6 @@ class ProducerLane:
         return LIVE, self.admission.stream, self.partition
 
     def take_hello(self, headers: wire.Headers) -> None:
-        """Take what the headers of the producer's hello say of it."""
         self.untimed = headers.get(wire.UNTIMED) is True
         apps = {wire.APP, wire.CLUSTER}
         self.of_app = self.producer.startswith(wire.TASK) or not apps.isdisjoint(headers)
@@ -234,7 +233,6 @@ class ProducerLane:
                 self.effects.answers[self] = None
 
     def moves(self, how: Move) -> None:
-        """Note that its producer comes or goes."""
         self.presence = ARRIVALS.get((self.presence, how), self.presence)
 
     def complete(self, first: int, end: int) -> None:
@@ -250,7 +248,6 @@ class ProducerLane:
                 self.effects.answers[self] = None
 
     def mark(self, mark: Mark) -> None:
-        """Take what the producer has reported of its time."""
         if len(self.marks) >= MAX_MARKS:
             mark = mark._replace(number=max(mark.number, self.marks.pop().number))
         self.marks.append(mark)
@@ -399,13 +396,11 @@ class ProducerLane:
         self.report.skip(start)
 
     def reopened(self, upto: int) -> None:
-        """Repeat to a reconnected producer everything from ``upto`` on."""
         self.on(On.REOPENED)
         self.report.reopened(upto)
         self.report.urgent = self.report.has_below(self.final)
 
     def restore(self, row: SavedProducer) -> None:
-        """Go on as the row of the producer says."""
         self.life = Life(row.life, row.incarnation)
         self.own_id = row.own_id
         self.report.restore(row.unreported)
@@ -436,7 +431,6 @@ FrameReceipt: TypeAlias = BatchReceipt[ProducerLane]
 
 
 def cuts_of(lanes: Iterable[ProducerLane]) -> wire.Headers:
-    """The header with the last cuts of the tasks of their lanes."""
     tasks = [lane for lane in lanes if lane.producer.startswith(wire.TASK)]
     cuts = [(lane.partition, lane.settlement.cut) for lane in tasks if lane.settlement.cut]
     return {wire.SAVEPOINT: cuts} if cuts else {}

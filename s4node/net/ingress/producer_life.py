@@ -27,7 +27,6 @@ class Life(NamedTuple):
 
 
 def fence_of(hello: wire.Hello) -> int:
-    """The fence in a task's hello; 0 in others."""
     fence = hello.headers.get(wire.FENCE)
     return fence if isinstance(fence, int) and hello.peer.startswith(wire.TASK) else 0
 

@@ -41,7 +41,6 @@ class Unprocessed(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first number after them."""
         return self.number + self.count
 
     @property
@@ -104,7 +103,6 @@ class Pending:
 
     @property
     def first(self) -> int:
-        """The lowest number, of some."""
         return min(one.number for one in (*self._heap[:1], self._last) if one is not None)
 
     def __iter__(self) -> Iterator[Unprocessed]:
@@ -140,7 +138,6 @@ class Report:
     before: tuple[int, int, int, int] = (0, 0, 0, 0)  # that one
 
     def add(self, *unprocessed: Unprocessed) -> None:
-        """Have these numbers reported to the producer."""
         for one in unprocessed:
             self.pending = self.pending or Pending()
             self.pending.add(one)
@@ -149,16 +146,13 @@ class Report:
         self.sent_upto = self.sent_limit = self.press_at = start
 
     def has_below(self, number: int) -> bool:
-        """Return True if numbers below this one are to be reported."""
         return self.pending is not None and self.pending.first < number
 
     @property
     def is_full(self) -> bool:
-        """True if there are more to report than one verdict can."""
         return self.pending is not None and len(self.pending) > MAX_EXCEPTIONS
 
     def next_exceptions(self, below: int) -> Sequence[Unprocessed]:
-        """Take what the next verdict reports, of the numbers ``below`` one."""
         if self.pending is None or self.pending.first >= below:
             return ()
         taken = self.pending.pop_lowest(MAX_EXCEPTIONS, below)
@@ -178,7 +172,6 @@ class Report:
         return limit
 
     def forget_from(self, number: int) -> None:
-        """Forget what waits from this number on, which was rolled back."""
         if self.pending is not None:
             self.pending.forget_from(number)
             self.pending = self.pending or None

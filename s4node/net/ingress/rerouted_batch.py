@@ -68,8 +68,6 @@ def sorted_out(
 
 
 class FrameNumbers:
-    """The numbers of the batch ``whole``, by event."""
-
     __slots__ = ("_by_event", "_whole")
 
     def __init__(self, whole: EventBatch) -> None:
@@ -84,8 +82,6 @@ class FrameNumbers:
 
 
 class PartNumbers(Sequence[int]):
-    """The numbers of ``events``, a part of a frame."""
-
     __slots__ = ("_events", "_found", "_frame")
 
     def __init__(self, frame: FrameNumbers, events: list[Any]) -> None:

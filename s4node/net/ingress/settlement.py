@@ -121,7 +121,6 @@ class Saved(Settlement):
         self.wanted = False
 
     def row(self) -> SavedProducer:
-        """The current row, for a commit."""
         lane, report = self.lane, self.lane.report
         unreported = report.saved(lane.safe) if report.pending or report.unconfirmed else ()
         return SavedProducer(lane.safe, *lane.life, lane.own_id, unreported)
@@ -150,7 +149,6 @@ class Commits:
     changed: dict[int, dict[Saved, None]] = field(default_factory=dict)
 
     def settle(self, lane: ProducerLane) -> None:
-        """Settle the numbers of a lane from now on."""
         lane.settlement, lane.by_event = Saved(lane, self), True
 
     @property

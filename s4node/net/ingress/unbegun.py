@@ -61,7 +61,6 @@ def cut_off(batch: EventBatch, kept: WillResend) -> bool:
 
 
 def _frame_of(batch: EventBatch) -> FrameReceipt | None:
-    """The receipt of a batch that is a producer's frame, or a part of one."""
     receipt = batch.receipt
     frame = isinstance(receipt, BatchReceipt) and isinstance(receipt.progress, ProducerLane)
     return receipt if frame else None  # type: ignore[return-value]

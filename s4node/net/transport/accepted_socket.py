@@ -25,8 +25,6 @@ _KERNEL_BYTES = 1 << 20
 
 
 class Accepting:
-    """A TCP socket that listens."""
-
     def __init__(self, listener: trio.SocketListener, credentials: Credentials | None) -> None:
         self._listener = listener
         self._credentials = credentials

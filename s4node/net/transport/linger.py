@@ -61,5 +61,4 @@ class Linger:
         return now - self._last_time >= _REST and self._last_events < _BUSY_EVENTS
 
     def flushed(self, events: int, now: float) -> None:
-        """Note that ``events`` events have left."""
         self._last_events, self._last_time = events, now

@@ -156,12 +156,9 @@ class Network(Protocol):
 
 
 class Tcp:
-    """The real network."""
-
     async def listen(
         self, host: str, port: int, credentials: Credentials | None
     ) -> list[Accepting]:
-        """Listen on all addresses of a host; raises OSError."""
         return await listen_tcp(host, port, credentials)
 
     def dial(
@@ -171,7 +168,6 @@ class Tcp:
         owner: PipeOwner,
         credentials: Credentials | None,
     ) -> PairSocket | TlsSocket:
-        """Connect now, and reconnect whenever the connection is lost."""
         if not is_tls(address):
             return PairSocket.dialing(address, max_bytes, owner)
         return TlsSocket(address, max_bytes, owner, credentials)
@@ -182,7 +178,6 @@ class Tcp:
         return host == "localhost"
 
     async def probe(self, address: str, seconds: float, credentials: Credentials | None) -> str:
-        """The problem at ``address``; empty for a node."""
         return await threads.run_sync(look, address, seconds, credentials, abandon_on_cancel=True)
 
 

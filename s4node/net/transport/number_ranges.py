@@ -47,7 +47,6 @@ class NumberRanges:
         return new
 
     def remove_below(self, upto: int) -> None:
-        """Forget everything below ``upto``."""
         ranges = self.ranges
         if ranges and ranges[0][0] < upto:
             del ranges[: bisect_right(ranges, upto, key=_end_of)]
@@ -61,6 +60,5 @@ class NumberRanges:
         return any(first <= number < end for first, end in self.ranges)
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         ends = [number for one in self.ranges for number in one]
         assert ends == sorted(set(ends))

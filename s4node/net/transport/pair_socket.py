@@ -96,7 +96,6 @@ class PairSocket:
 
     @classmethod
     def dialing(cls, address: str, max_bytes: int, owner: PipeOwner) -> PairSocket:
-        """Connect now, and reconnect whenever the connection is lost."""
         host_and_port(address)
         self = cls(max_bytes, owner)
         try:
@@ -117,7 +116,6 @@ class PairSocket:
         return received
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send an envelope; return False, without sending, while busy or unconnected."""
         code = pynng.lib.nng_send(self._nng, data, len(data), _NOWAIT)
         if code == _AGAIN:
             return False
@@ -136,11 +134,9 @@ class PairSocket:
         await trio.sleep_forever()
 
     async def wait_readable(self) -> None:
-        """Wait until an envelope may have arrived."""
         await trio.lowlevel.wait_readable(self._recv_fd)
 
     async def wait_writable(self) -> None:
-        """Wait until the socket may accept an envelope."""
         await trio.lowlevel.wait_readable(self._send_fd)  # nng marks both fds as readable
 
     async def close(self) -> None:

@@ -104,7 +104,6 @@ def _judged(message: bytes) -> wire.Header | str | None:
 
 
 def _received(peer: socket.socket, size: int, until: float) -> bytes:
-    """``size`` bytes, or fewer if the peer closes before."""
     data = bytearray()
     while len(data) < size:
         peer.settimeout(max(until - time.monotonic(), 0.001))

@@ -225,7 +225,6 @@ class SpSocket:
         self.unsent = len(self._rest)
 
     async def send_rest(self) -> None:
-        """Send what the kernel has not taken at once, until cancelled."""
         while True:
             while not self._rest:
                 await self._has_rest.park()
@@ -238,7 +237,6 @@ class SpSocket:
         """Do nothing: the peer is not dialled from here."""
 
     async def wait_readable(self) -> None:
-        """Wait until an envelope may have arrived, or the connection has ended."""
         waits = self._messages or self._splitting.rest or self._ended
         if waits or (self._tls is not None and self._tls.pending()):
             await trio.lowlevel.checkpoint()
@@ -266,7 +264,6 @@ class SpSocket:
         self.unfinished = self.untaken = 0
 
     async def close(self) -> None:
-        """Close; tasks that wait here get ClosedResourceError."""
         if not self._closed:
             self._closed = True
             with suppress(OSError):

@@ -134,20 +134,16 @@ class TlsSocket:
             return None
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send an envelope; return False, without sending, while busy or unconnected."""
         return self._now is not None and self.connected and self._now.send_nowait(data)
 
     def answered(self) -> None:
-        """Note a good frame: if this connection is lost, dial again at once."""
         self._unanswered = 0
         self._logged.clear()
 
     async def wait_readable(self) -> None:
-        """Wait until an envelope may have arrived."""
         await (await self._connection()).wait_readable()
 
     async def wait_writable(self) -> None:
-        """Wait until the socket may accept an envelope."""
         while True:
             now = await self._connection()
             with suppress(trio.ClosedResourceError):
@@ -161,7 +157,6 @@ class TlsSocket:
         return now
 
     async def close(self) -> None:
-        """Close; tasks that wait here get ClosedResourceError."""
         self._closed = True
         if self._now is not None:
             await self._now.close()

@@ -22,7 +22,6 @@ Start: TypeAlias = Oldest | Upcoming | Timestamp | Positions
 
 
 def start_of(wanted: Startpoint | Mapping[int, int]) -> Start:
-    """The start for a startpoint, or for offsets by partition."""
     match wanted:
         case Oldest() | Upcoming() | Timestamp():
             return wanted
@@ -32,7 +31,6 @@ def start_of(wanted: Startpoint | Mapping[int, int]) -> Start:
 
 
 def write_start(start: Start) -> str | int:
-    """The value of the header."""
     match start:
         case Oldest():
             return wire.OLDEST

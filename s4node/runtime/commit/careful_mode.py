@@ -43,7 +43,6 @@ class CarefulMode:
         self._waiting: set[int] = set()  # for the event of another task to end
 
     def add(self, task: Task, files: DeathFiles) -> None:
-        """Take a task that has not started, and the files of its deaths."""
         self.files[task.partition] = files
         deaths = files.deaths
         if deaths.careful:
@@ -62,7 +61,6 @@ class CarefulMode:
         self.replaced(task)
 
     def replaced(self, task: Task) -> None:
-        """Take a task that has not started, and may replace a failed one."""
         files, isolation = self.files[task.partition], task.failures.isolation
         if files.deaths.count:
             isolation.after_deaths(lambda: self.well_past(task.partition, files))
@@ -130,16 +128,13 @@ class _CarefulTask:
 
     @property
     def may(self) -> bool:
-        """True if an event may begin."""
         return self._mode.may(self._task)
 
     def event_begins(self, batch: EventBatch, index: int) -> None:
-        """Note that an event begins."""
         origin, number = place_of(batch, index)
         where = batch.partition if batch.receipt is None else batch.receipt.ssp[2]
         self._files.event_begins(EventPlace(self._task.name, batch.stream, where, origin, number))
 
     def event_ended(self) -> None:
-        """Note that the event has ended."""
         self._files.event_ended()
         self._mode.ended()

@@ -120,7 +120,6 @@ class Committer:
 
     @property
     def owned(self) -> Mapping[int, TaskCommits]:
-        """The commits of the tasks that this container owns, by partition."""
         return self._tasks
 
     def add(self, commits: TaskCommits) -> None:
@@ -324,5 +323,4 @@ class Committer:
         return max(0, *ages, 0) / 1000
 
     def committed(self) -> Mapping[int, Checkpoint]:
-        """The last checkpoint of each task."""
         return {task: commits.checkpoint for task, commits in self._tasks.items()}

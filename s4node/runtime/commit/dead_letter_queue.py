@@ -87,7 +87,6 @@ class DeadLetterQueue:
             await self._room.park()
 
     async def wait_empty(self) -> None:
-        """Wait until all dead letters are stored."""
         while self._waiting:
             await self._room.park()
 

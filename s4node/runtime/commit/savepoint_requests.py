@@ -57,17 +57,13 @@ class Inputs(Protocol):
         """How many events are not processed, by stream; all streams while they are not held."""
         ...
 
-    def hold(self, now: float) -> None:
-        """Take no more events of producers."""
-        ...
+    def hold(self, now: float) -> None: ...
 
     def held_seconds(self, now: float) -> float:
         """How long the inputs have been held, or were held the last time."""
         ...
 
-    def let_go(self, now: float) -> bool:
-        """Let producers go on; return True if they were held."""
-        ...
+    def let_go(self, now: float) -> bool: ...
 
 
 class SavepointRequests:

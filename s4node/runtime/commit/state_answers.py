@@ -90,7 +90,6 @@ class StateAnswers:
             self._waker.nudge()
 
     async def _values(self, query: wire.Query) -> tuple[dict[str, Any], str]:
-        """The values of the answer, and the error."""
         asked = query.arguments
         name = str(asked.get("name", ""))
         if query.question == PAGE:
@@ -113,7 +112,6 @@ class StateAnswers:
         return {"tasks": sorted({*tasks.values()})}, problem
 
     async def _in_thread(self, task: int, read: Any, *arguments: Any) -> Any:
-        """The result of ``read`` in a thread; None if the task is not here."""
         commits = self._commits.get(task)
         if commits is None:
             return None
@@ -172,7 +170,6 @@ def _page(
 
 
 def _commit(task: int, state: TaskState) -> str:
-    """The commit as of which the state is, as JSON."""
     at = checkpoint_of(state)
     offsets = {str(SystemStreamPartition(*each)): n for each, n in sorted(at.offsets.items())}
     return _json({"task": task, "time": at.written_ms / 1000, "offsets": offsets})
@@ -190,7 +187,6 @@ def _keys(text: str) -> list[Key]:
 
 
 def _json(value: Any) -> str:
-    """A value as JSON; what JSON does not have is a text."""
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except (TypeError, ValueError):  # a map with keys that are no text

@@ -110,8 +110,6 @@ class TaskProgress(NamedTuple):
 
 
 class Startpoints(Protocol):
-    """The startpoints of the job."""
-
     async def consumed(self, task: str, ids: Collection[str]) -> Collection[str]:
         """Remove startpoints that a task has committed as consumed; return the removed ones."""
 
@@ -154,7 +152,6 @@ class CommitContext:
         return await threads.run_sync(alone, limiter=self._thread)
 
     async def in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Call ``function`` in one of the threads for databases."""
         return await threads.run_sync(function, *arguments, limiter=self._threads)
 
     async def upload(self, function: Callable[[], None]) -> None:
@@ -258,7 +255,6 @@ class TaskCommits:
         return bool(consumed) or any(known.get(ssp) != offsets[ssp] for ssp in offsets)
 
     def snapshot(self) -> TaskProgress:
-        """Take the current progress."""
         partition = self.task.partition
         progress = self._context.progress.get(partition, {})
         epochs = {ssp: each.epoch for ssp, each in progress.items()}
@@ -460,7 +456,6 @@ class TaskCommits:
 
 
 def _comes_from_tasks(what: TaskProgress) -> bool:
-    """Return True if other tasks are among the producers in a commit."""
     return any(
         saved.lane.producer.startswith(TASK)
         for each in what.producers.values()

@@ -79,7 +79,6 @@ class Accounts:
         self._start_seconds = clocks.steady() - self._made_at
 
     def statistics(self) -> ContainerStatistics:
-        """Counts since the start."""
         parts, replay = self._parts, self._replay
         carriers = parts.outputs.carriers
         gaining, recovering = parts.ownership.gaining, parts.ownership.recovering
@@ -113,13 +112,11 @@ class Accounts:
         )
 
     def metrics(self) -> list[Sample]:
-        """All samples: of the container, of its process, and of the app's author."""
         found = [*samples(self.statistics()), *self.own_metrics()]
         process = process_statistics(os.getpid())
         return found if process is None else [*found, *samples(process)]
 
     def own_metrics(self) -> list[Sample]:
-        """The metrics that the app's author has defined."""
         tasks = self._parts.partitions.tasks.values()
         registries = [self._app.metrics, *(task.metrics for task in tasks)]
         return [each for one in registries if one is not None for each in one.samples()]

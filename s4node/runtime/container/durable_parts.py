@@ -237,7 +237,6 @@ class DurableParts(FastParts):
         inputs: Ports,
         loop: RunLoop,
     ) -> None:
-        """Make the parts of the job ``name``."""
         config = self._config
         self._loop, self._outputs = loop, outputs
         producers = Producers(inputs.durable, trio.lowlevel.current_clock().current_time)
@@ -402,7 +401,6 @@ class DurableParts(FastParts):
         self.consumers.drop_progress(task.partition)
 
     def statistics(self) -> ReplayStatistics:
-        """Counts since the start."""
         return ReplayStatistics(
             tuple(self.consumers.statistics({one.index: one.name for one in self._model.tasks})),
             self.committer.commits,
@@ -423,7 +421,6 @@ class DurableParts(FastParts):
 
     @property
     def died(self) -> tuple[str, int]:
-        """At which event the process before this one has died, and when (Unix time, ms)."""
         return self.recovery.careful.died
 
     async def restore_tasks(

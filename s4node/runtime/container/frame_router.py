@@ -88,7 +88,6 @@ class FrameRouter:
     # -- life --------------------------------------------------------------------------------
 
     async def serve_log(self, nursery: trio.Nursery) -> None:
-        """Serve the log, before the app is open."""
         assert self.log is not None
         await nursery.start(self.log.run)
         await nursery.start(self.listener.serve)
@@ -115,7 +114,6 @@ class FrameRouter:
                 self.on_frame(frame, connection)
 
     def attach_loop(self, loop: RunLoop) -> None:
-        """Have the loop send answers from now on."""
         self._loop = loop
         self.listener.waker.nudge()  # earlier answers wait
 
@@ -225,7 +223,6 @@ class FrameRouter:
             self.listener.waker.nudge()
 
     def on_gone(self, connection: Connection) -> bool:
-        """Forget some of a connection that has ended; return True if there is more."""
         if self.log is not None and self.log.gone(connection):
             return True
         if not self._opened:

@@ -165,7 +165,6 @@ class Lifecycle:
         return closing
 
     async def close(self, closing: Closing) -> None:
-        """Close a part now, and forget it."""
         self._closings.remove(closing)
         await closing()
 

@@ -149,7 +149,6 @@ class Partitions:
         del self.tasks[task.partition]
 
     def take_times(self, times: list[tuple[ProducerLane, Mark]]) -> None:
-        """Take what producers have reported of their times, out of the list."""
         for lane, (number, time, idle) in times:
             task = self.tasks.get(lane.partition)
             if task is not None and number <= lane.safe:  # else its events were rolled back
@@ -206,7 +205,6 @@ class Partitions:
 
     @property
     def processed(self) -> int:
-        """The number of events processed by all tasks."""
         return sum(task.processed for task in self.tasks.values())
 
     @property
@@ -327,14 +325,12 @@ class _Inner:
         return self._partitions.pressure(self._stream.name)
 
     async def send(self, events: Sequence[Any]) -> int:
-        """Take events once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
             await self._partitions.turned.park()
         return self._put(events)
 
     def send_nowait(self, events: Sequence[Any]) -> int:
-        """Take events; return how many were dropped, or raise WouldBlock."""
         if self.pressure >= 1:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
         return self._put(events)

@@ -126,7 +126,6 @@ def _log_unread(app: App, task: str, error: Exception) -> None:
 
 
 def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
-    """Read a sample of each table that the app still has."""
     tables = dict(state.tables)
     for spec in app.stores.values():
         store = state.store(spec)

@@ -73,7 +73,6 @@ class Standbys:
         self._nursery: trio.Nursery
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             self._nursery.start_soon(self._remove_left)

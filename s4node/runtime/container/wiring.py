@@ -282,7 +282,6 @@ class Parts:
         return self.outputs.carriers[stream].full_for
 
     def _handle_news(self) -> None:
-        """Handle news of consumers, members and receivers."""
         try:
             if self.outputs.handle_news():
                 self.inputs.announce()

@@ -49,7 +49,6 @@ class Deadlines:
 
     @property
     def has_waiting(self) -> bool:
-        """True if there is news that can wait."""
         return self._step_at < math.inf
 
     def look_again(self) -> None:
@@ -57,7 +56,6 @@ class Deadlines:
         self._next = None
 
     def step_soon(self, now: float) -> None:
-        """Have a step soon for news that can wait."""
         if self._step_at == math.inf:
             self._step_at = now + _SOON
 

@@ -65,7 +65,6 @@ class DerivedTimes:
         self.derive_all()
 
     def derive_all(self) -> None:
-        """Derive all of it the next time."""
         self._seen.clear()
         self._marked.update(self._watermarks.values())
 

@@ -26,8 +26,6 @@ class HeldStream(NamedTuple):
 
 
 class HeldStreams:
-    """The streams of a task that are held; ``watermarks`` are by stream."""
-
     def __init__(self, watermarks: Mapping[str, Watermarks]) -> None:
         self._watermarks = watermarks
         self._since: dict[str, tuple[float, float]] = {}  # where each one is, and since when

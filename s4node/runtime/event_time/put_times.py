@@ -114,7 +114,6 @@ class PutTimes:
         return (self.times, self.idle) != self._saved
 
     def save(self) -> dict[str, float]:
-        """The times for the commit that begins now."""
         self._saved = dict(self.times), set(self.idle)
         reported = self.times.keys() - self.untimed
         return {name: self.times[name] for name in reported if self.times[name] > NEVER}

@@ -31,17 +31,11 @@ class SourceState(NamedTuple):
 
 
 class Sources(Protocol):
-    """The sources of one stream in one partition."""
-
     @property
-    def has_changes(self) -> bool:
-        """True if there is something in :meth:`take_changes`."""
-        ...
+    def has_changes(self) -> bool: ...
 
     def take_changes(self) -> Collection[str]:
         """Take the names of those that have come or gone since the last call; at first, of all."""
         ...
 
-    def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]:
-        """The sources that are there, or may return; only those ``among`` these, if given."""
-        ...
+    def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]: ...

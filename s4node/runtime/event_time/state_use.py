@@ -82,7 +82,6 @@ def check_use(app: App, state: TaskState, check: StateCheck, savepoint: str) -> 
 
 
 def owner_of(table: str) -> str:
-    """The PE or store that a table belongs to."""
     return re.sub(r" \(\w+\)$", "", table.partition(" ")[2])
 
 

@@ -212,7 +212,6 @@ class TaskTimes:
                 self._deadlines.news = True
 
     def _reach(self, timed: TimedStream, source: str, time: float) -> None:
-        """Note that a source is at a time, and when a step is due for that."""
         if not self._deadlines.known:
             self._look_ahead()
         if timed.reach(source, time) or self.puts.passes_on(timed.name):
@@ -273,13 +272,11 @@ class TaskTimes:
     # -- what follows ------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Note that windows or timers may be due at other times than before."""
         self._deadlines.look_again()
         self._derived.called()
 
     @property
     def next_due(self) -> float | None:
-        """When the next step is due, by the clock of the task; None if none is."""
         if self._deadlines.news:
             return -math.inf
         if self._deadlines.is_stale:
@@ -395,11 +392,9 @@ class TaskTimes:
         return bool(inner)
 
     def _waits(self, source: Any) -> bool:
-        """Return True if events of an input that the task reads may wait."""
         return bool(self.queues[source].depth) or self.has_unread(source)
 
     def _inputs(self, timed: TimedStream) -> Sequence[Any]:
-        """The partitions of an input that the task reads for a stream."""
         if len(self.queues) != self._queues_known:
             self._find_inputs()
         return self._read.get(timed.name, ())
@@ -414,7 +409,6 @@ class TaskTimes:
             timed.unsettled = True
 
     def _look(self, timed: TimedStream) -> None:
-        """Take the sources of a stream as they are now."""
         timed.look(map(str, self._inputs(timed)))
 
     # -- commits -----------------------------------------------------------------------------
@@ -437,7 +431,6 @@ class TaskTimes:
             state.set_meta(EVENT_TIME, fact)
 
     def restore(self, state: Facts) -> None:
-        """Resume where the last commit was."""
         fact = state.meta(EVENT_TIME)
         if fact is None:
             return
@@ -495,7 +488,6 @@ class TaskTimes:
         }
 
     def watermark_of(self, stream: str) -> HeldStream:
-        """The watermark of a stream now, and what holds it back."""
         self.events_begin()
         each = self._watermarks[stream]
         return HeldStream(stream, each.value, each.holding)

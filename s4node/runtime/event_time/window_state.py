@@ -39,8 +39,6 @@ FAILED = " (failed)"
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
-    """The row of an instance of a window."""
-
     end: float
     until: float | None
     round: int
@@ -99,7 +97,6 @@ class WindowCodec:
             go_on(state, name, self._saved, options.kind.text)
 
     def restore(self) -> Iterator[None]:
-        """Restore the saved windows, one after the other."""
         instances = self._instances
         for start, key, data in self._saved.all_rows():
             instances.restore(self._restored(instances, start, key, data))

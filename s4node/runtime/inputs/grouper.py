@@ -37,7 +37,6 @@ class GroupByPartition:
     def group(
         self, ssps: Sequence[SystemStreamPartition]
     ) -> dict[str, list[SystemStreamPartition]]:
-        """The groups by name."""
         groups: dict[str, list[SystemStreamPartition]] = {}
         for ssp in ssps:
             groups.setdefault(f"Partition {ssp.partition}", []).append(ssp)
@@ -50,7 +49,6 @@ class GroupBySystemStreamPartition:
     def group(
         self, ssps: Sequence[SystemStreamPartition]
     ) -> dict[str, list[SystemStreamPartition]]:
-        """The groups by name."""
         return {str(ssp): [ssp] for ssp in ssps}
 
 

@@ -43,11 +43,9 @@ class LaneSources:
 
     @property
     def has_changes(self) -> bool:
-        """True if producers have come or gone since the last call of ``take_changes``."""
         return self._moved is None or bool(self._moved)
 
     def take_changes(self) -> Collection[str]:
-        """Take the names of the producers that have come or gone; at first, of all."""
         if self._moved is None or len(self._moved) >= MAX_WATCHED:  # not all were noted
             lanes, partition = self._admission.lanes, self._partition
             self._moved = {producer for producer, each in lanes if each == partition}

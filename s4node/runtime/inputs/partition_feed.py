@@ -46,9 +46,7 @@ class FedTasks(Protocol):
     @property
     def outputs(self) -> Onward: ...
 
-    def feed(self, task: Task, batch: EventBatch) -> None:
-        """Queue a batch for a task of this container."""
-        ...
+    def feed(self, task: Task, batch: EventBatch) -> None: ...
 
     def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events that a task has sent on wait; then it reads no more."""
@@ -70,9 +68,7 @@ class FeedOwner(Protocol):
         """Wait until a condition is true; it is checked between turns."""
         ...
 
-    def runs_ahead(self, ssp: SystemStreamPartition, tasks: Iterable[Task]) -> bool:
-        """Return True if a partition waits for other inputs of these tasks."""
-        ...
+    def runs_ahead(self, ssp: SystemStreamPartition, tasks: Iterable[Task]) -> bool: ...
 
     def report_ends(self, ssp: SystemStreamPartition) -> None:
         """Report to the tasks that a partition has ended for good."""
@@ -104,7 +100,6 @@ class Taker:
         self._given: deque[tuple[int, int]] = deque(maxlen=_KNOWN_BATCHES)
 
     def was_given(self, batch: InputBatch) -> None:
-        """Note when the events of a batch that it is given were sent."""
         self._given.append((batch.end, batch.created_ms))
 
     def late(self, now_ms: int) -> float:
@@ -286,7 +281,6 @@ class PartitionFeed:
             self._tasks.feed(task, mine)
 
     def _give(self, batch: InputBatch) -> None:
-        """Queue a batch for each task that has not had all of it."""
         end, shared = batch.end, len(self.takers) > 1
         for taker in self.takers.values():
             if taker.next < end:

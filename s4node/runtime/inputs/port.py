@@ -228,7 +228,6 @@ class InputPort:
         return batch.size
 
     def _next_unsorted(self) -> FrameBatch:
-        """Take the next unsorted frame, or a piece of it, decoded."""
         batch = self.unsorted.popleft()
         rest = None if batch.is_loaded else batch.load()
         if rest is not None:

@@ -113,17 +113,14 @@ class Ports:
         self._expiry = config[settings.PRODUCER_EXPIRY]
 
     def unknown(self, stream: str) -> str:
-        """The answer to a producer of a stream that has no port."""
         known = ", ".join(self.ports) or "none"
         return f"app {self._app.name!r} has no input stream {stream!r}; its input streams: {known}"
 
     def open_partition(self, partition: int, stages: Mapping[Hashable, Stage]) -> None:
-        """Take frames for a partition, into its ``stages`` by stream."""
         for port in self._all:
             port.open_partition(partition, stages[port.stream.name])
 
     def refrain(self, partition: int) -> None:
-        """Take no more frames for a partition that is about to move to another member."""
         for port in self._all:
             port.refrain(partition)
 
@@ -182,7 +179,6 @@ class Ports:
         return answer
 
     def _wait(self, hello: wire.Hello, connection: Connection, answer: wire.Hello | None) -> None:
-        """Have a hello answered after a commit."""
         whose = connection, hello.stream, hello.peer
         self._effects.hellos[whose] = WaitingHello(hello, answer)
 
@@ -259,7 +255,6 @@ class Ports:
         port.admission.take_time(report, connection)
 
     def sources_of(self, stream: str, partition: int) -> LaneSources | None:
-        """The producers of a stream in a partition; None if the stream has no port."""
         port = self.by_stream.get(stream)
         if port is None:
             return None
@@ -343,7 +338,6 @@ class Ports:
         }
 
     def stages(self) -> Iterator[StageStatistics]:
-        """The ``deserializer`` stages of the streams that have a port."""
         for name, gauge in self._deserializers.items():
             if name in self.by_stream:
                 yield gauge.statistics()

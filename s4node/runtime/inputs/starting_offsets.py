@@ -76,7 +76,6 @@ class StartingOffsets:
     async def _chosen(
         self, system: System, ssp: SystemStreamPartition, task: str, known: Known
     ) -> tuple[int, str]:
-        """The offset of a task that does not resume from a checkpoint."""
         if known.wish is not None and known.start:
             return await system.resolve(ssp, known.wish), "set by its task"
         if known.request is not None:

@@ -142,7 +142,6 @@ class Startpoints:
 
 
 def deleting(config: Config, app: str, ssp: SystemStreamPartition, task: str = "") -> str:
-    """The command that deletes the startpoints of a partition, of all tasks or of one."""
     return _command(config, "delete", app, str(ssp), *(("--task", task) if task else ()))
 
 

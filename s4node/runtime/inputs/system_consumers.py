@@ -55,13 +55,9 @@ class Tasks(FedTasks, Protocol):
         """Queue a task that may have something to do, and have a turn soon."""
         ...
 
-    def commit_soon(self, partition: int) -> None:
-        """Have the task of a partition commit as soon as the gate allows."""
-        ...
+    def commit_soon(self, partition: int) -> None: ...
 
-    def end_input(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """Note that a task was given all events of an input that has ended."""
-        ...
+    def end_input(self, task: Task, ssp: SystemStreamPartition) -> None: ...
 
 
 class Gained(NamedTuple):
@@ -405,7 +401,6 @@ class SystemConsumers:
         self.released()  # inputs may have waited for this one
 
     def statistics(self, names: Mapping[int, str]) -> Iterator[ProgressStatistics]:
-        """The progress of each task; ``names`` are by partition."""
         for task, inputs in self.progress.items():
             for ssp, progress in inputs.items():
                 feed = self._feeds.get(ssp)

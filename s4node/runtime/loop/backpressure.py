@@ -54,7 +54,6 @@ class Edges:
         return set(self._groups.values())
 
     def holding(self, source: str) -> set[str]:
-        """The streams that hold ``source`` up when they are full."""
         return self.targets.get(source, set()) - self.group(source)
 
     def cycle(self, stream: str) -> list[str]:
@@ -86,7 +85,6 @@ class Order:
         self._stuck: set[str] = set()
 
     def learn(self, source: str, target: str) -> bool:
-        """Learn an edge; True if it is new."""
         new = self.edges.learn(source, target)
         if new:
             self._hold()
@@ -137,7 +135,6 @@ class Order:
             self.held.update(held)
 
     def validate(self) -> None:
-        """Assert the rules; for tests."""
         for source in self.held - self._stuck:
             assert self.edges.holding(source) & self._full.keys()
         for group in self.edges.groups:

@@ -33,13 +33,11 @@ class FullOutputs:
         self._due = math.inf
 
     def filled(self, stream: str, place: Hashable) -> None:
-        """Note that a stream has no room at this place."""
         if stream in self._streams:
             self.since[stream, place] = now = trio.current_time()
             self._due = min(self._due, now + SECONDS)
 
     def emptied(self, stream: str, place: Hashable) -> None:
-        """Note that it has room again, or that the place is gone."""
         since = self.since.pop((stream, place), math.inf)
         if not self.since:
             self._due = math.inf

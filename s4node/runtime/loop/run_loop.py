@@ -57,9 +57,7 @@ class Shell(Protocol):
         """Take the contents of a commit of a task now; return False if there is no commit."""
         ...
 
-    def replace(self, task: Task) -> None:
-        """Replace a task that has failed, soon."""
-        ...
+    def replace(self, task: Task) -> None: ...
 
     def arrived(self) -> bool:
         """Return True if all events between tasks have arrived; otherwise hurry them."""
@@ -156,7 +154,6 @@ class RunLoop:
         self.nudge()
 
     def wake_partition(self, partition: int) -> None:
-        """As ``wake``, for the task that has a partition now, if any."""
         for task in self.tasks:
             if task.partition == partition:
                 self.wake(task)
@@ -226,7 +223,6 @@ class RunLoop:
         self._check_stop()
 
     def inputs_end(self) -> None:
-        """Note that inputs have ended of tasks that get their end together."""
         self._requests.ending = True
 
     def _check_stop(self) -> None:
@@ -255,12 +251,10 @@ class RunLoop:
 
     @property
     def has_ready(self) -> bool:
-        """True if a task may have something to do now."""
         return bool(self._ready)
 
     @property
     def idle(self) -> bool:
-        """True if no task has anything to do now."""
         return not self._ready and not any(
             task.gate.in_flight or task.gate.running for task in self.tasks
         )

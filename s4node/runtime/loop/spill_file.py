@@ -60,7 +60,6 @@ class SpillFile:
         return data
 
     def forget_all(self) -> None:
-        """Drop all waiting blocks."""
         if self._file is not None:
             self._read_at = self._write_at
             self._reclaim()

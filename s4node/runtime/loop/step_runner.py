@@ -57,24 +57,14 @@ Spawn = Callable[..., None]
 
 
 class Loop(Protocol):
-    """The loop, as far as the step runner knows it."""
-
     @property
-    def held(self) -> bool:
-        """True if nothing may begin now."""
-        ...
+    def held(self) -> bool: ...
 
-    def wake(self, task: Task) -> None:
-        """Queue a task that may have something to do, and have a turn soon."""
-        ...
+    def wake(self, task: Task) -> None: ...
 
-    def commit(self, task: Task) -> bool:
-        """Take the contents of a commit of a task now; return False if there is no commit."""
-        ...
+    def commit(self, task: Task) -> bool: ...
 
-    def carry_out(self, task: Task, actions: Actions) -> None:
-        """Carry out the actions of a task."""
-        ...
+    def carry_out(self, task: Task, actions: Actions) -> None: ...
 
 
 class StepRunner:

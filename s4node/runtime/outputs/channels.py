@@ -107,11 +107,9 @@ class Channel(Generic[R]):
         return REMOTE_SENDER if self.consumer else SENDER
 
     def open(self) -> None:
-        """Begin to send."""
         self.emitter.add(self.routes)
 
     def close(self) -> None:
-        """Stop sending."""
         self.emitter.remove(self.routes)
 
     def report_refusals(self, refusals: Refusals) -> None:
@@ -131,8 +129,6 @@ class Channel(Generic[R]):
 
 @dataclass(eq=False, repr=False, slots=True)
 class TaskChannel(Channel[WithCommit]):
-    """The channel of a task that keeps state."""
-
     own: OwnEvents  # in no frame
     replaces: bool = False  # another channel, whose rows are still in the database
 
@@ -156,7 +152,6 @@ def outbox_options(
 
 
 def channel_name(stream: str, consumer: str) -> str:
-    """The name of a task's channel to a consumer of an output stream."""
     return f"{stream}{_TO}{consumer}"
 
 
@@ -182,5 +177,4 @@ def sent_by(state: TaskState) -> dict[str, Sent]:
 
 
 def to_consumers(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
-    """The channels to consumers among a task's rows."""
     return {name: found for name, found in channels_of(rows).items() if parts_of(name)[1]}

@@ -65,8 +65,6 @@ FIRST_PAUSE, LAST_PAUSE = 0.2, 2.0
 
 
 class State(Enum):
-    """The state of an outlet's receiver."""
-
     CLOSED = "not opened, or failed since"
     OPENING = "being opened"
     OPEN = "ours, with a known marker"

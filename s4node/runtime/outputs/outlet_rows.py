@@ -29,14 +29,11 @@ _saved = msgspec.msgpack.Decoder(Saved).decode
 
 
 class OutletRows(NamedTuple):
-    """The rows of a task's outlet to one system."""
-
     saved: Saved
     batches: list[Batch]
 
 
 def outlets_in(rows: Rows) -> dict[str, OutletRows]:
-    """The outlets in rows of the table OUTLET, by system."""
     found: dict[str, OutletRows] = {}
     for key, value in rows:  # in order, so what is saved of a system comes first
         system, _, at = key.partition(b"\0")
@@ -74,7 +71,6 @@ def batch_row(system: str, number: int, part: int) -> bytes:
 
 
 def places_of(batches: Iterable[Batch]) -> list[tuple[int, int]]:
-    """The number and part of each batch."""
     places: list[tuple[int, int]] = []
     for batch in batches:
         before = places[-1] if places else (0, 0)

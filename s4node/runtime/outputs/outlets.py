@@ -70,8 +70,6 @@ _CLOSE_SECONDS = 1.0
 
 
 class Fences(Protocol):
-    """The claims of the tasks."""
-
     async def check_fences(self) -> None:
         """Raise TaskFenced if another container owns one of the tasks now."""
         ...
@@ -282,7 +280,6 @@ class TaskOutlet:
             loop.nudge()  # held streams may go on
 
     def _note_failing(self, error: ReceiverLost) -> None:
-        """Note and log an error of a receiver that has failed for a while."""
         outlet, now = self.outlet, trio.current_time()
         if outlet.failing_since is not None and now - outlet.failing_since > _LOG_SECONDS:
             self.failure = str(error)
@@ -438,7 +435,6 @@ class TaskOutlets(TaskChannels):
             each.scope.cancel()
 
     def _holder_at(self, stream: str, system: str) -> tuple[int, str]:
-        """The place of an outlet among those that may hold a stream."""
         return self._task.partition, channel_name(stream, system)
 
     # -- events --------------------------------------------------------------------------------

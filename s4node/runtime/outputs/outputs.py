@@ -134,7 +134,6 @@ class Outputs:
         return Outbox(stream.name, producer, **options, **more)
 
     def _lead(self, release: R, flags: int = 0) -> Channel[R]:
-        """A channel to the partitions of the other members."""
         context = self.context
         release.box.open_lanes(context.partitions, wire.ROUTED)
         headers = {wire.CLUSTER: context.cluster}
@@ -169,7 +168,6 @@ class Outputs:
         carrier.connect(Channel(consumer, release, routes, self._emitters[consumer]))
 
     def _disconnect(self, carrier: OutputCarrier, consumer: str) -> int:
-        """Remove a consumer; return how many events it had not acknowledged."""
         stage = carrier.channels[consumer].release.stage
         left = carrier.disconnect(consumer)
         stage.clear()
@@ -260,7 +258,6 @@ class Outputs:
     # -- events on their way -----------------------------------------------------------------
 
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
-        """Send events that a task has put on an output stream."""
         carrier = self.carriers[stream]
         if self.keeps:
             self.tasks[task.partition].send(carrier, events)
@@ -325,7 +322,6 @@ class Outputs:
         return min((due for due in dues if due is not None), default=None)
 
     def take_news(self) -> None:
-        """Note that there is news of an emitter."""
         self.has_news = True
         self._news.unpark_all()
         self._loop.nudge()

@@ -110,11 +110,9 @@ class ChannelContext:
         return self.config[settings.CLUSTER_NAME]
 
     def of_task(self, task: Task, state: task_state.TaskState, fence: int) -> TaskChannels:
-        """The channels of a task that was claimed with ``fence``."""
         return TaskChannels(self, task, state, fence)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run beside the tasks until cancelled."""
         task_status.started()
 
     async def publish_last(self) -> None:
@@ -355,7 +353,6 @@ class TaskChannels:
         self._after_put(stream, stream, channel)
 
     def send(self, carrier: OutputCarrier, events: Sequence[Any]) -> None:
-        """Take events that the task has put on the output stream of a carrier."""
         carrier.passed_by(len(events))
         for consumer in carrier.channels:
             name = channel_name(carrier.stream, consumer)
@@ -379,7 +376,6 @@ class TaskChannels:
 
     @property
     def moving(self) -> bool:
-        """True if events wait or are being sent that an owner could take now."""
         return any(one.moving for one in self.channels.values() if not one.release.idle)
 
     def handle_news(self) -> None:
@@ -417,7 +413,6 @@ class TaskChannels:
             self._context.effects.commits[self._task.partition] = AT_ONCE
 
     def statistics(self) -> Iterator[OutboxStatistics]:
-        """The unacknowledged events of each channel."""
         task = self._task.name
         for channel in self.channels.values():
             box = channel.outbox
@@ -430,7 +425,6 @@ class TaskChannels:
 
     @property
     def keeps(self) -> bool:
-        """True if commits have rows of the channels."""
         return bool(self.channels)
 
     @property

@@ -26,14 +26,12 @@ class Asked:
         self.shutdown_this = self.shutdown_all = False
 
     def commit(self, *, all_tasks: bool = False) -> None:
-        """Request a commit of this task, or of all tasks of the container."""
         if all_tasks:
             self.commit_all = True
         self.commit_this = True
         self.any = True  # last: the loop may read it from another thread
 
     def shutdown(self, *, all_tasks: bool = False) -> None:
-        """Request the end of this task, or a stop of the container."""
         if all_tasks:
             self.shutdown_all = True
         self.shutdown_this = True

@@ -373,5 +373,4 @@ class Backlog:
 
 
 def _is_whole(batch: EventBatch) -> bool:
-    """Return True if a batch can be replayed whole."""
     return isinstance(batch, InputBatch)

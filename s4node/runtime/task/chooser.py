@@ -150,7 +150,6 @@ class Bootstrap:
         return self.streams != before
 
     def _lagging(self) -> frozenset[str]:
-        """The streams that are not caught up with yet."""
         return frozenset(ssp.stream for ssp in self._until)
 
     @property
@@ -222,7 +221,6 @@ class Checked(Generic[I]):
 
 
 def batching_of(chooser: object) -> Batching[Any] | None:
-    """The batching layer of a composed chooser, if any."""
     while chooser is not None and not isinstance(chooser, Batching):
         chooser = getattr(chooser, "_wrapped", None)
     return chooser
@@ -276,7 +274,6 @@ class ChooserSettings:
             raise ConfigError("\n".join(problems))
 
     def bootstrap_of(self, ssps: Iterable[SystemStreamPartition]) -> Bootstrap | None:
-        """The bootstrap of a task that reads these partitions; None if none bootstraps."""
         found = [ssp for ssp in ssps if ssp.stream in self.bootstrap]
         return Bootstrap(found) if found else None
 

@@ -81,16 +81,13 @@ class Failures(Generic[T]):
 
     @property
     def undoes(self) -> bool:
-        """True if the task can roll back."""
         return self._recovery is not None and self._recovery.undoes
 
     @property
     def dead_letters_wait(self) -> bool:
-        """True if dead letters of the task are not stored yet."""
         return self.isolation.poison_events.unsafe > 0
 
     def before_end(self) -> Op:
-        """Return what runs first at the end of inputs: a commit, or END_OF_STREAM itself."""
         return Op.END_OF_STREAM if self._recovery is None else self._recovery.before_end(self._task)
 
     # -- rolling back ------------------------------------------------------------------------

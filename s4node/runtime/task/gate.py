@@ -26,8 +26,6 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """The phases of a task's life."""
-
     CREATED = "created: restores its state, and starts"
     REPLACING = "replacing: as created, in place of a task that has failed"
     RUNNING = "running"
@@ -50,16 +48,12 @@ NEXT: Mapping[Phase, tuple[Phase, ...]] = {
 
 
 class Inputs(Enum):
-    """The state of all inputs of a task together."""
-
     OPEN = "open"
     ENDED = "ended: the task is notified when nothing is left"
     NOTIFIED = "notified: on_end_of_stream was called"
 
 
 class Op(Enum):
-    """The kinds of steps of a task."""
-
     NOTHING = "nothing"
     COMMIT = "commit"
     WINDOW = "window"
@@ -102,7 +96,6 @@ class Gate:
     uncommitted: bool = False  # work was done since the last commit
 
     def may_enter(self, phase: Phase) -> bool:
-        """Return True if ``phase`` may follow the current phase."""
         return phase in NEXT[self.phase]
 
     def enter(self, phase: Phase) -> None:
@@ -133,7 +126,6 @@ class Gate:
 
     @property
     def ends(self) -> bool:
-        """True if the task is ending, or its inputs have ended."""
         return self.phase in _ENDING or self.inputs is ENDED
 
     def next_op(self, waiting: bool, held: bool = False, closing: bool = False) -> Op:
@@ -169,7 +161,6 @@ class Gate:
         return NOTHING
 
     def begin_step(self, op: Op) -> None:
-        """Begin ``op``, as given by ``next_op``."""
         if op is PROCESS:
             self.in_flight += 1
             assert self.in_flight <= self.max_concurrency

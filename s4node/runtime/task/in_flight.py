@@ -89,7 +89,6 @@ class InFlightEvents:
         return self._releases.setdefault(batch.source, OrderedRelease())
 
     def load_of(self, batch: EventBatch) -> Load | None:
-        """The load of a batch; None if none of its events was looked at."""
         for load in (self._load, self._aside.get(batch.source)):
             if load is not None and load.batch is batch:
                 return load
@@ -100,7 +99,6 @@ class InFlightEvents:
         self.order.add(entry.place, entry)
 
     def begin_event(self, now: float) -> InFlightEvent | None:
-        """Begin the next event that may begin now; None if there is none."""
         begun = self.order.begin_event()
         if begun is None:
             return None
@@ -110,7 +108,6 @@ class InFlightEvents:
         return entry
 
     def end_event(self, entry: InFlightEvent) -> None:
-        """Remove an event that has ended."""
         del self._begun[entry]
         del self._looked[entry]
         self.order.end_event(entry.place)
@@ -126,7 +123,6 @@ class InFlightEvents:
         return list(self._begun)
 
     def commit_taken(self) -> Iterator[InFlightEvent | EventBatch]:
-        """The events that a commit releases."""
         for release in self._releases.values():
             if release.stopped:
                 yield from release.commit_taken()
@@ -281,7 +277,6 @@ class InFlight:
     # -- begin and end -----------------------------------------------------------------------
 
     def begin_event(self, now: float) -> InFlightEvent | None:
-        """Begin the next event; return None if none may begin."""
         entry = self._entries.begin_event(now)
         if entry is not None:
             self._gate.begin_step(Op.PROCESS)

@@ -154,7 +154,6 @@ class PeProcessor(Processor):
             self.times.events_done(batch, batch.events, last=True)
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
-        """Load the saved instances of a PE for these keys into memory."""
         assert self._saved is not None
         self._saved.have(name, keys)
 
@@ -406,7 +405,6 @@ class PeProcessor(Processor):
         return now
 
     def _call_before(self, name: str, key: Any, time: float) -> Any:
-        """Make the calls of a key that are due before its event at ``time``, or return them."""
         made = self._make_before(self._calls.before(name, key, time))
         prototype = self.instances[name].prototype
         if inspect.iscoroutinefunction(prototype.on_timer or prototype.on_window):

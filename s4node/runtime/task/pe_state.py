@@ -155,7 +155,6 @@ class _Prototype:
         return instance
 
     def coming(self, find: Callable[[Any], Any], events: Iterable[Any]) -> None:
-        """Note the events that come next; ``find`` finds their keys."""
         self._find, self._coming = find, events
 
     def _fetch(self) -> None:
@@ -268,15 +267,12 @@ class PeState:
         return {**self._savers, **self._windows}
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
-        """Load the saved instances of a prototype for these keys."""
         self._saved[name].prepare(set(keys))
 
     def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
-        """A copy of the saved instance of a key; None if there is none."""
         return self._saved[name].instance_of(key)
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
-        """Prepare for these events of a stream, which are processed one after the other."""
         self._before[stream].slice(events)
 
     def before_one(self, stream: str, event: Any) -> None:

@@ -155,7 +155,6 @@ class Processor(ABC):
         """Leave out the calls of windows and timers that have failed."""
 
     def left_out_calls(self) -> Iterable[LeftOutCall]:
-        """Take the calls of windows and timers that were left out."""
         return ()
 
     @abstractmethod
@@ -215,7 +214,6 @@ class Processor(ABC):
         """Process one event."""
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """Begin one event; its callback ends it with ``end_event``."""
         raise NotImplementedError
 
     def crowded(self, _in_use: int) -> bool:

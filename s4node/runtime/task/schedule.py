@@ -100,7 +100,6 @@ class Tick:
         self.at = now + interval if interval else math.inf
 
     def due(self, now: float) -> bool:
-        """Return True if a tick is due; the next one is then after ``now``."""
         if self.at > now:
             return False
         self.at += ((now - self.at) // self.interval + 1) * self.interval
@@ -111,8 +110,6 @@ class Tick:
 
 
 class Timed(Protocol):
-    """The task, as far as its timers know it."""
-
     name: str
     app: App
     settings: TaskSettings
@@ -258,7 +255,6 @@ class Schedule:
             self._waiting_since = min(self._waiting_since, now)
 
     def commit_begins(self, now: float) -> None:
-        """Note that the contents of a commit were taken."""
         self._committing = True
         self._awaited_at = math.inf
         self._waited = max(0.0, now - self._waiting_since)

@@ -401,8 +401,6 @@ def processor_of(
 
 
 class _NoKey(Exception):  # noqa: N818 - takes the place of the key
-    """The key of an event was not found."""
-
     def __init__(self, error: BaseException) -> None:
         super().__init__(described(error))
         self.error = error

@@ -230,7 +230,6 @@ class Task:
         return self.backlog.unbegun(slicing=self._slicing)
 
     def leave_to_producers(self, frames: Collection[Any], kept: WillResend) -> None:
-        """Leave these frames, and the rest of the current one, to their producers."""
         self.backlog.leave_to_producers(frames, kept, slicing=self._slicing)
 
     def own_events(self) -> dict[str, list[Any]]:
@@ -243,7 +242,6 @@ class Task:
     # -- what is next ------------------------------------------------------------------------
 
     def next_op(self) -> Op:
-        """Return the operation that the task may begin now."""
         in_flight, failures, phase = self.in_flight, self.failures, self.gate.phase
         if self._slicing:
             return NOTHING
@@ -449,7 +447,6 @@ class Task:
     # -- life --------------------------------------------------------------------------------
 
     def succeed(self, before: Task) -> None:
-        """Take the place of a task that has failed."""
         self.failures.succeed(before.failures)
         self.processor.succeed(before.processor)
         self._processed, self.sent = before.processed, before.sent
@@ -464,7 +461,6 @@ class Task:
 
     @property
     def has_retired(self) -> bool:
-        """True if the task retires and nothing of it is in flight."""
         gate, failures = self.gate, self.failures
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
         busy = busy or self._looked_ahead
@@ -494,7 +490,6 @@ class Task:
         await self.processor.close()
 
     def statistics(self) -> TaskStatistics:
-        """Counts since the start."""
         backlog = self.backlog
         unhandled: dict[str, int] = {}
         for instances in self.instances.values():

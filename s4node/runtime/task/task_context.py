@@ -40,7 +40,6 @@ class StreamCollector:
         self._put = put
 
     def send(self, stream: str, event: Any) -> None:
-        """Put an event on one of the app's streams."""
         try:
             found = self._streams[stream]
         except KeyError:
@@ -108,7 +107,6 @@ class Context:
         self._numbers = count()
 
     def store(self, name: str) -> Any:
-        """A key-value store of the task, by its declared name; raises KeyError if there is none."""
         found = self.stores.get(name)
         if found is None:
             raise KeyError(

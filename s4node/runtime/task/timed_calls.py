@@ -105,7 +105,6 @@ class TimedCalls:
         return self._clock() - self._ending_since > _SHARED
 
     def begin_step(self) -> None:
-        """Note that a step with calls begins; ``end_step`` follows."""
         self._step_began = self._clock()
 
     def end_step(self) -> None:
@@ -181,7 +180,6 @@ class TimedCalls:
         return self._left
 
     def _ticked(self, each: Interval) -> Iterator[Calls]:
-        """The calls of ``on_time`` of one PE."""
         before = self._spent
         for instance in list(each.instances.values()):
             if each.instances.get(instance.key) is instance:  # not removed meanwhile
@@ -199,7 +197,6 @@ class TimedCalls:
             yield Calls("on_window", on_window, *self._without_failed(due, None))
 
     def _ended(self, windows: WindowInstances, found: Iterable[Due]) -> Iterator[Calls]:
-        """The calls of ``on_window`` of one PE that were ``found``."""
         on_window, failed = windows.prototype.on_window, windows.failed
         assert on_window is not None
         for due in found:
@@ -258,7 +255,6 @@ class TimedCalls:
 
 
 def _what(instance: Any, timer: Timer | None = None) -> HookCall:
-    """The identity of a call of ``on_window``, or of ``on_timer``."""
     if timer is not None:
         what = f"timer {timer.name!r} at {timer.time:.15g}"
     else:

@@ -246,7 +246,6 @@ def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[st
 
 
 def _partitions(address: str, stream: str, config: Config) -> list[dict[str, Any]]:
-    """The partitions of a stream, as its log describes them."""
     credentials = Credentials.configured(config)
     try:
         found = ask(listed(address), _PATIENCE, "describe", credentials=credentials, stream=stream)
@@ -277,8 +276,6 @@ def _order(frames: Mapping[str, DataFrame], order: Sequence[str]) -> StructType:
 
 
 class _Levels:
-    """The stages of a bootstrap, one after the other."""
-
     def __init__(
         self,
         spark: SparkSession,
@@ -305,7 +302,6 @@ class _Levels:
         self._schema = rows_of(order.fields)
 
     def run(self) -> DataFrame:
-        """Run all stages; returns the rows of all of them."""
         stages = app_stages.stages(self._app)
         inner = {name for stage in stages for name in stage.streams} - set(self._frames)
         written: list[DataFrame] = []

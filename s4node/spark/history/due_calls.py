@@ -44,8 +44,6 @@ class DueCall(NamedTuple):
 
 
 class _Timed:
-    """The windows, or the timers, of one PE."""
-
     def __init__(self, instances: Instances, lateness: float, until: float) -> None:
         self.instances = instances
         self.lateness = lateness
@@ -61,7 +59,6 @@ class _Timed:
 
     @property
     def next_due(self) -> float:
-        """The watermark at which a call is due."""
         if isinstance(self.watched, PeTimers):
             return self.watched.next_at(by_wall=False)
         return float(self.watched.next_end)
@@ -105,7 +102,6 @@ class DueCalls:
         return bool(self._timed)
 
     def reach(self, time: float) -> None:
-        """Take the events before ``time`` to have come."""
         for each in self._timed.values():
             each.reach(time)
 

@@ -102,7 +102,6 @@ def _decoded(kind: inspect.Type, hint: Any, column: pa.Array) -> list[Any]:
 
 
 def _parts(kind: inspect.Type) -> Sequence[inspect.Type]:
-    """The types of a union, or the one type."""
     return kind.types if isinstance(kind, inspect.UnionType) else [kind]
 
 
@@ -114,7 +113,6 @@ def _has_texts(kind: inspect.Type) -> bool:
 
 
 def columns_of(kind: EventType) -> StructType:
-    """The columns that Spark has for the fields of an event type."""
     columns = StructType()
     for name, text, _ in kind.declaration.fields:
         columns.add(name, kind_of(text).spark)
@@ -158,5 +156,4 @@ def packed(kinds: Sequence[EventType], events: Sequence[Any]) -> list[bytes]:
 
 
 def unpacked(kind: EventType, values: Sequence[bytes]) -> list[Any]:
-    """The events of these bytes."""
     return kind.decode(b"\xdd" + len(values).to_bytes(4, "big") + b"".join(values))

@@ -97,8 +97,6 @@ class Replay(Shipped):
 
 
 class _Run:
-    """One task of Spark."""
-
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
         self._app = app = replay.source.made()
@@ -163,7 +161,6 @@ class _Run:
         return [None] * len(self._order)
 
     def _start(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Create singletons."""
         token = begin_put(self._rows.of_events)
         try:
             for instances in self._instances.values():
@@ -285,7 +282,6 @@ class _Run:
         ) from error
 
     def _make_calls(self, calls: DueCalls) -> None:
-        """Call ``on_window`` and ``on_timer`` of what is due."""
         for call in calls:
             self._now.due = call.due
             token = begin_put(self._rows.of_calls)

@@ -43,7 +43,6 @@ from s4node.state.task_state import TaskState
 
 
 def check_free(source: AppSource, name: str) -> None:
-    """Raise CheckpointError if the app has a savepoint of this name."""
     app = source.made().name
     job, remote_job = _place_of(app, Config.from_values(source.values))
     savepoints_of(job, remote_job).prepare(name, app)
@@ -84,7 +83,6 @@ def _place_of(app: str, config: Config) -> tuple[Path, RemoteJob | None]:
 
 
 def _model(found: Bootstrapped, config: Config) -> JobModel:
-    """The tasks of the job, as its nodes will compute them."""
     inputs = [(stream.system, stream.name) for stream in replayable(found.app)]
     counts = {(system, name): found.counts[name] for system, name in inputs}
     return model_of(config, kind_of(found.app), inputs, counts)

@@ -63,7 +63,6 @@ class Progress:
         self.due = 0.0
 
     def events_left(self) -> int:
-        """The number of events that are left of their batch."""
         return length_hint(self.it) + self.rest
 
 
@@ -154,7 +153,6 @@ class PutRows:
         led: list[bytes],
         turn: Sequence[int],
     ) -> pa.RecordBatch:
-        """Rows of events on a stream; ``led`` are the paths of the events that led to them."""
         rule = self._rules[stream.name]
         if rule is not None:
             order = [pa.array(map(rule.find, events), type=pa.float64()), *order[1:]]

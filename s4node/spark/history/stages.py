@@ -75,7 +75,6 @@ def stages(app: App) -> list[Stage]:
 
 
 def fed(app: App) -> list[Stream]:
-    """The streams that lead to PEs."""
     return [s for s in app.streams.values() if not isinstance(s, OutputStream)]
 
 
@@ -127,7 +126,6 @@ def _refused(app: App, tasks: int, histories: Collection[str]) -> Iterator[str]:
 
 
 def has_time(app: App) -> bool:
-    """Return True if the app has windows or timers by the time of events."""
     return any(goes_by_time(app, prototype) for prototype, _ in app.prototypes.values())
 
 

@@ -27,8 +27,6 @@ class StateRow(NamedTuple):
 
 
 class _Empty:
-    """A database without rows."""
-
     def get(self, _row: bytes) -> None: ...
 
     def get_many(self, rows: Sequence[bytes]) -> list[None]:
@@ -44,7 +42,6 @@ class _Empty:
 def state_rows(
     processor: PeProcessor, instances: Mapping[str, Instances], hasher: Hasher
 ) -> Iterator[list[StateRow]]:
-    """The rows of these instances of a processor, and of their timers, in parts that have some."""
     return filter(None, _parts(processor, instances, hasher))
 
 

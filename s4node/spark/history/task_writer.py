@@ -92,7 +92,6 @@ class Reached(Shipped):
 
 
 def commit(state: TaskState, positions: dict[str, int], rows: list[tuple[bytes, bytes]]) -> None:
-    """Write rows, as a task's commit does."""
     state.begin_commit(positions)
     state.changes.add_all([row for row, _ in rows], [value for _, value in rows])
     state.write_commit()
@@ -100,7 +99,6 @@ def commit(state: TaskState, positions: dict[str, int], rows: list[tuple[bytes, 
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches in parts of one task each."""
     for batch in batches:
         tasks = batch.column(TASK)
         for task in pc.unique(tasks).to_pylist():

@@ -260,7 +260,6 @@ class Follower:
         return database, lacking
 
     def _fetch(self, files: Mapping[str, StoredFile]) -> None:
-        """Have exactly these files in the folder."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for place in self.folder.iterdir():
             stored = files.get(place.name)

@@ -53,7 +53,6 @@ class Position(NamedTuple):
         return cls(number, tail.last, entry.owner)
 
     def leads_to(self, commit: Commit) -> bool:
-        """Return True if this is the next commit."""
         fence, number, tries = commit.commit
         if commit.owner != self.owner or fence != commit.owner.fence:
             return False

@@ -41,8 +41,6 @@ class FailedCall(NamedTuple):
 
 
 class LeftOutCall(NamedTuple):
-    """A call that was left out, and its dead letter."""
-
     place: Place
     failed: FailedCall
     dead_letter: GenericEvent
@@ -63,7 +61,6 @@ class FailedHooks:
         return len(self.calls) >= MOST
 
     def add(self, call: HookCall, failed: FailedCall) -> None:
-        """Leave a call out from now on."""
         self.calls[call] = failed
 
     def kept(self, call: HookCall) -> bool:
@@ -96,12 +93,10 @@ class FailedHooks:
     # -- commits -----------------------------------------------------------------------------
 
     def taken(self) -> None:
-        """Note that a commit was taken."""
         self._going += self._new
         self._new.clear()
 
     def written(self) -> None:
-        """Note that the commit was written."""
         self._reported.update(self._going)
         self._going.clear()
 

@@ -46,11 +46,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class IsolationPolicy(Protocol[T_contra]):
-    """Handles skipped events."""
-
-    def left_out(self, task: T_contra, batch: EventBatch, found: list[LeftOut], /) -> None:
-        """Handle events of a batch that the task skips."""
-        ...
+    def left_out(self, task: T_contra, batch: EventBatch, found: list[LeftOut], /) -> None: ...
 
     def call_left_out(self, task: T_contra, left: LeftOutCall, /) -> None:
         """Handle a call of a window or a timer that the task leaves out."""
@@ -109,7 +105,6 @@ class Isolation(Generic[T]):
         self._unsent.append((batch, left, stream))
 
     def call_left_out(self, left: LeftOutCall) -> None:
-        """Report a call that the task has left out."""
         self.policy.call_left_out(self._task, left)
 
     def add_call_dead_letter(self, left: LeftOutCall, stream: Stream) -> None:
@@ -144,7 +139,6 @@ class Isolation(Generic[T]):
             self.backoff = None
 
     def written(self) -> None:
-        """Note that the commit was written."""
         if self.poison_events.going and (own := self.poison_events.written()):
             self.policy.covered(self._task, own)
         if self.failed_hooks.calls:

@@ -52,7 +52,6 @@ class Place(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """True if the task itself has put the event."""
         return self.origin.endswith(OWN)
 
     def __str__(self) -> str:
@@ -83,14 +82,12 @@ class LeftOut(NamedTuple):
 
 
 def place_of(batch: EventBatch, index: int) -> Place:
-    """The identity of an event of a batch."""
     if batch.receipt is None:
         return Place(origin_of(batch), _digest(batch.events[index]))
     return Place(batch.receipt.origin, batch.number(index))
 
 
 def origin_of(batch: EventBatch) -> str:
-    """The origin in which the events of a batch are numbered."""
     return f"{batch.stream}{OWN}" if batch.receipt is None else batch.receipt.origin
 
 
@@ -103,7 +100,6 @@ def _digest(event: Any) -> int:
 
 
 def fault_of(error: ProcessingError) -> Fault:
-    """The fault of an event, from the error at which it failed."""
     cause = error.__cause__ or error
     if isinstance(error, EventTimeout):
         return Fault(error.fact)
@@ -117,8 +113,6 @@ def fault_of(error: ProcessingError) -> Fault:
 
 
 class PoisonEvents:
-    """The poison events of one task."""
-
     def __init__(self) -> None:
         self.unsafe = 0  # dead letters of skipped events that are not stored yet
         self.numbered: dict[str, dict[int, Fault]] = {}
@@ -127,7 +121,6 @@ class PoisonEvents:
         self.going: list[tuple[Place, Fault]] = []  # own ones, in the commit being written
 
     def add(self, place: Place, fault: Fault) -> None:
-        """Skip an event from now on."""
         if place.own:
             self.own.setdefault(place.origin, {}).setdefault(place.number, []).append(fault)
             return
@@ -176,7 +169,6 @@ class PoisonEvents:
         return found
 
     def _of(self, batch: EventBatch) -> dict[int, Fault]:
-        """The faults of a batch from outside, by index."""
         numbers = self.numbered.get(origin_of(batch))
         if not numbers:
             return {}
@@ -184,7 +176,6 @@ class PoisonEvents:
         return {i: numbers[n] for i in range(len(batch.events)) if (n := number(i)) in numbers}
 
     def taken(self) -> None:
-        """Note that a commit was taken."""
         self.going += self.gone
         self.gone.clear()
 
@@ -226,7 +217,6 @@ class CommitBackoff:
         return max(1, self._length - self._done)
 
     def pulls(self, count: int) -> bool:
-        """Count processed events; return True if a commit is due."""
         self._done += count
         return self._done >= self._length
 
