@@ -31,7 +31,6 @@ class Running:
     process: subprocess.Popen[bytes]
 
     def check(self) -> None:
-        """Raise Failed if the node has ended."""
         status = self.process.poll()
         if status is not None:
             how = f"ended with status {status}"
@@ -87,7 +86,6 @@ def running_log(folder: Path) -> Iterator[Running]:
 
 
 def s4(*words: str) -> None:
-    """Run a command that ends."""
     subprocess.run(
         [sys.executable, "-m", "s4node", *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL
     )

@@ -78,7 +78,6 @@ STAGES = {"overload": "each policy in turn"}
 
 
 def main() -> int:
-    """Run the benchmark that is named, or all, or list them; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("name", nargs="?", metavar="NAME", help="what to measure, or all")
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")

@@ -131,7 +131,6 @@ class Counting(App):
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for each case."""
     if quick:
         return [measured(case, 1, say) for case in QUICK]
     return [measured(case, KILLS, say) for case in cases().values()]
@@ -179,7 +178,6 @@ class _Failover:
         self._say = say
 
     async def run(self) -> _Failover:
-        """Kill one of two nodes, or its container only."""
         case = self._case
         source = _SOURCE.format(value_bytes=case.value_bytes)
         more = list(_MANY_COMMITS) if case.commits else []
@@ -249,7 +247,6 @@ def _children(pid: int) -> list[int]:
 
 
 def _counted(nodes: Nodes) -> int:
-    """The counts at the URL."""
     rows = (row for state in nodes.states() for _, row in state.instances("Count"))
     return sum(row["clicks"] for row in rows)
 

@@ -75,7 +75,6 @@ _PATIENCE = 60.0
 
 
 def run_words(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """One row."""
     runs, seconds = (1, 0.5) if quick else (5, 5.5)
     sides = {
         "one bare loop": partial(measured, "flows.words_limit", seconds=seconds),
@@ -223,8 +222,6 @@ class Sentence(Event):
 
 
 class Word(Event):
-    """A word of a sentence."""
-
     word: str
 
 
@@ -255,8 +252,6 @@ class Split(ProcessingElement):
 
 
 class Count(ProcessingElement):
-    """Counts the events of its key."""
-
     n: int = 0
 
     def on_event(self, _: Word | Baton | Parcel) -> None:
@@ -325,7 +320,6 @@ def made_batons(size: int) -> list[Baton]:
 
 
 def make(task: dict[str, Any]) -> App:
-    """Make the app that a task names."""
     if task["app"] == "words":
         return word_count()
     return hops(task["hops"], task["alternate"], task["lists"])

@@ -87,8 +87,6 @@ class Position(Event):
 
 
 class Trip(Event):
-    """A ride that was finished."""
-
     ride: str
     driver: str
     city: str
@@ -97,16 +95,12 @@ class Trip(Event):
 
 
 class Requested(Event):
-    """A ride that was requested."""
-
     ride: str
     city: str
     at: float
 
 
 class Accepted(Event):
-    """A ride that was accepted."""
-
     ride: str
     at: float
 

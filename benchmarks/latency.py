@@ -180,7 +180,6 @@ class Schedule:
         return int(struct.unpack("Q", os.read(self.fd, 8))[0])
 
     def due(self, number: int) -> float:
-        """When tick ``number`` is due."""
         return self.start + number / self.rate
 
 

@@ -63,8 +63,6 @@ _POLL_SECONDS = 0.002
 
 
 class Package(Event):
-    """An event with a payload."""
-
     key: str
     number: int
     payload: bytes

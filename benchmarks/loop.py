@@ -146,7 +146,6 @@ class _Feed:
 
     @property
     def safe(self) -> int:
-        """The offset below which the task is done."""
         return self._progress.safe
 
     def offer(self) -> bool:
@@ -310,7 +309,6 @@ class Calls(TaskApp):
         self.ended: list[float] = []
 
     def on_init(self) -> None:
-        """Declare the input, keyed by user for key order."""
         self.create_input_stream("requests", types=Request, key="user")
 
 

@@ -51,8 +51,6 @@ class Opening(Event):
 
 
 class Probe(Event):
-    """Tells when it was sent."""
-
     key: int
     sent: float
 
@@ -64,11 +62,9 @@ class Open(ProcessingElement):
     n: int = 0
 
     def on_event(self, _event: Opening) -> None:
-        """Count an event."""
         self.n += 1
 
     def on_window(self) -> None:
-        """Count the window."""
         self.ended[0] += 1
 
 
@@ -78,11 +74,9 @@ class Alarm(ProcessingElement):
     fired: ClassVar[list[int]] = [0]
 
     def on_event(self, event: Opening) -> None:
-        """Set it."""
         self.at(event.at + _HOUR)
 
     def on_timer(self, _name: str) -> None:
-        """Count it."""
         self.fired[0] += 1
 
 
@@ -92,7 +86,6 @@ class Probed(ProcessingElement):
     delays: ClassVar[list[float]] = []
 
     def on_event(self, probe: Probe) -> None:
-        """Note one."""
         self.delays.append(time.monotonic() - probe.sent)
 
 
@@ -100,7 +93,6 @@ class Opened(App):
     """Windows and timers, and probes."""
 
     def on_init(self) -> None:
-        """Declare the streams."""
         opened, alarm, probed = map(self.create_pe, (Open, Alarm, Probed))
         opened.set_window(tumbling(_HOUR))
         self.create_input_stream("events", opened, alarm, key="key", time="at", idle=_PATIENCE)
@@ -129,7 +121,6 @@ class _Run:
         self._addresses: list[str] = []
 
     async def run(self, quick: bool) -> list[Result]:
-        """The rows."""
         for name in ("one", "two"):
             self._start(name)
         for name in self._containers:
@@ -220,7 +211,6 @@ class _Run:
         return self._containers[name].hear()
 
     async def _owner(self, partition: int) -> str:
-        """The owner of a partition, once both containers have one."""
         while True:
             owned = {name: self._look(name)["owned"] for name in self._containers}
             if all(len(each) == 1 for each in owned.values()):

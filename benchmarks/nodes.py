@@ -45,8 +45,6 @@ PAUSE_SECONDS = 0.05
 
 
 class Click(Event):
-    """An event that is counted by its key."""
-
     key: str
 
 
@@ -110,7 +108,6 @@ class Nodes:
         self.command("deploy", self.folder / "counting_app.py", *named, *options)
 
     def command(self, *words: str | Path) -> None:
-        """Run a command for the cluster. Raises S4Error if it fails."""
         line = _s4(*words, "--cluster", _CLUSTER, *self.where)
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode:

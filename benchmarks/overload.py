@@ -44,8 +44,6 @@ MAX_RATE = TAKES // 2
 
 
 class Package(Event):
-    """An event with a payload."""
-
     key: int
     payload: bytes
 

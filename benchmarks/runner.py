@@ -100,7 +100,6 @@ def middle(values: list[float]) -> float:
 
 
 def rate_of(runs: list[Run]) -> float:
-    """The median of the events a second."""
     return middle([one["events"] / one["seconds"] for one in runs])
 
 

@@ -120,7 +120,6 @@ class _Scaling:
         return (self.sent - self._keys) / self._seconds
 
     async def run(self) -> None:
-        """Fill the state, and change the number of nodes."""
         with ExitStack() as stack:
             addresses = [await self._start(stack, name) for name in _THREE]
             await trio.to_thread.run_sync(self._nodes.deploy, _SOURCE)
@@ -140,7 +139,6 @@ class _Scaling:
                 await self._stream.flush()
 
     async def _start(self, stack: ExitStack, name: str) -> str:
-        """Start a node; returns its address."""
         node = self._nodes.node(name)
         return (await trio.to_thread.run_sync(stack.enter_context, node))[1]
 

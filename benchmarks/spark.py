@@ -342,8 +342,6 @@ def _identity(batches: Any) -> Any:
 
 
 class Counting(App):
-    """A count for each key."""
-
     def on_init(self) -> None:
         self.create_input_stream("readings", self.create_pe(workload.Tally), key="key")
 

@@ -29,7 +29,6 @@ LATENCY_RATE = 2_000
 
 
 def main() -> None:
-    """Print the table."""
     quick = "--quick" in sys.argv[1:]
     runs, seconds = (1, 0.3) if quick else (3, 2.0)
     found: list[list[dict[str, float]]] = [[] for _ in CHANGES]

@@ -59,17 +59,13 @@ class Ended(Event):
 
 
 class Counting(ProcessingElement):
-    """Counts the events of a key and a window."""
-
     ended: Stream
     count: int = 0
 
     def on_event(self, _event: Live) -> None:
-        """Count an event."""
         self.count += 1
 
     def on_window(self) -> None:
-        """Put the count."""
         self.ended.put(Ended(int(str(self.key)), self.window.end, self.count))
 
 

@@ -86,7 +86,6 @@ class Count(ProcessingElement):
     count: int = 0
 
     def on_event(self, _event: Timed) -> None:
-        """Count one event."""
         self.count += 1
 
     def merge(self, later: Count) -> None:
@@ -98,7 +97,6 @@ class WindowedCount(Count):
     """Notes the counts of windows that have ended."""
 
     def on_window(self) -> None:
-        """Note the count."""
         self.closed[0] += 1
         self.closed[1] += self.count
 
@@ -109,7 +107,6 @@ class Summed(WindowedCount):
     total: int = 0
 
     def on_event(self, event: Timed) -> None:
-        """Count one event, and add its value."""
         self.count += 1
         self.total += event.value
 
@@ -121,7 +118,6 @@ class Aggregated(Aggregates, of=Timed):
     total = Sum("value")
 
     def on_window(self) -> None:
-        """Note the count."""
         Count.closed[0] += 1
         Count.closed[1] += self.count
 

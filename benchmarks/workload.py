@@ -56,13 +56,10 @@ class ByKey:
 
 
 class Tally(ProcessingElement):
-    """Counts and sums the readings of its key."""
-
     count: int = 0
     total: int = 0
 
     def on_event(self, event: Reading) -> None:
-        """Count one reading."""
         self.count += 1
         self.total += event.value
 

@@ -16,24 +16,19 @@ TLS = "tls+tcp://127.0.0.1:0"
 
 
 class Issuer:
-    """An authority in ``folder``."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = Authority.in_folder(folder)
 
     def files(self, *identities: str, days: float = 1) -> Mapping[str, str]:
-        """The settings of a holder with these identities, whose files are made anew."""
         holder = self.authority.issue(identities, days)
         lines = (self.folder / holder.name / "tls.properties").read_text().splitlines()
         return {key: value for key, _, value in (line.partition(" = ") for line in lines)}
 
     def node(self, cluster: str = "default", name: str = "node") -> dict[str, str]:
-        """The settings of a node that listens in TLS."""
         return {**self.files(f"s4://{cluster}/node/{name}"), "s4.listener.address": TLS}
 
     def credentials(self, *identities: str, days: float = 1) -> Credentials:
-        """New credentials of a holder with these identities."""
         return Credentials(*self.files(*identities, days=days).values())
 
     @asynccontextmanager

@@ -53,7 +53,6 @@ class Cluster:
         )
 
     def start(self, *names: str, expected: int = 0) -> None:
-        """Start nodes; they run when they own partitions."""
         for name in names:
             self.world.start_soon(self._live, name, expected or len(names))
         self.until(lambda: all(self._runs(name) for name in names))
@@ -93,20 +92,17 @@ class Cluster:
         self.world.call(self.world.network.heal, name)
 
     def stop(self) -> None:
-        """Stop all nodes in order."""
         for container in list(self.containers.values()):
             self.world.call(container.stop)
         self.until(lambda: not self.containers)
 
     def until(self, condition: Any, seconds: float = 30.0) -> None:
-        """Move the clock until it happens."""
         self.world.pass_time(seconds, condition)
         if self.world.failures:
             raise self.world.failures[0]
         assert condition(), f"it did not happen within {seconds:g} s"
 
     def pass_time(self, seconds: float) -> None:
-        """Move the clock."""
         self.world.pass_time(seconds)
 
     def ask_for_cut(self, partition: int, number: int) -> None:
@@ -120,7 +116,6 @@ class Cluster:
     # -- a program that sends ----------------------------------------------------------------
 
     def connect(self) -> None:
-        """Start the program."""
         self.world.start_soon(self._send)
 
     async def _send(self) -> None:
@@ -137,7 +132,6 @@ class Cluster:
                 self.sent += len(events)
 
     def send(self, events: Sequence[Event]) -> None:
-        """Have it send these."""
         self._events += events
         self._sent_all += len(events)
         self.world.call(lambda: self._more.set())

@@ -81,7 +81,6 @@ class Flow:
         self._ended.set()
 
     async def end(self) -> None:
-        """Let no more come; ``total`` is final."""
         self._over.set()
         await self._ended.wait()
 

@@ -101,12 +101,10 @@ class Lives:
         return {each.name: epochs.highest(each) for each in tasks.iterdir()}
 
     def node(self, *arguments: str, **more: Any) -> AbstractAsyncContextManager[NodeProcess]:
-        """A node that runs the app, killed at the end."""
         return s4_process(*self.arguments, *arguments, cwd=self.folder, **more)
 
     @asynccontextmanager
     async def producer(self, name: str, count: int, pause: float) -> AsyncIterator[NodeProcess]:
-        """A program that sends, killed at the end."""
         program = [sys.executable, self.folder / "producer.py", self.address, name, str(count)]
         process = await trio.lowlevel.open_process(
             [*program, str(pause)], stdout=-1, stderr=-1, cwd=self.folder, env=environment()
@@ -137,7 +135,6 @@ class Lives:
             assert process.stdout[-1] == f"all {count}"
 
     def check(self, sent: dict[str, int]) -> None:
-        """Each event counts once, in order."""
         kept = saved_instances(self.state / "default" / "counting")
         expected = Counter(
             f"{name} {n % USERS}" for name, count in sent.items() for n in range(count)

@@ -41,7 +41,6 @@ def truth(clicks: list[Click]) -> Counter[str]:
 
 
 async def letters(system: MemorySystem, stream: str = "dead") -> list[GenericEvent]:
-    """All that is in a stream of one partition."""
     bounds = await system.bounds(ssp(0, stream))
     reader = await system.open(ssp(0, stream), 0, [GenericEvent])
     found: list[GenericEvent] = []

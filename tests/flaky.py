@@ -50,7 +50,6 @@ class Known:
 
 
 def read(text: str) -> dict[str, Known]:
-    """The list by the name of a test; raises ValueError if an entry is not whole."""
     entries = {}
     for entry in tomllib.loads(text).get("test", []):
         if set(entry) != {"name", "failure", "seen"} or not isinstance(
@@ -191,7 +190,6 @@ class Tally:
 
 
 def _again(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-    """Run a test once more, with fixtures of its own made anew."""
     item._initrequest()  # type: ignore[attr-defined]
     return runtestprotocol(item, nextitem=nextitem, log=False)
 

@@ -115,7 +115,6 @@ class ForkServer:
         return {self._server.pid} if self._server else set()
 
     def close(self) -> None:
-        """End the server, and wait for that."""
         self._theirs.close()
         self._socket.close()
         if self._server is not None:

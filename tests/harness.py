@@ -137,7 +137,6 @@ async def running(
     address: str = ANY_PORT,
     deadline: float = DEADLINE,
 ) -> AsyncIterator[Container]:
-    """A running container; stopped in order at the end, and its rules checked."""
     values = {
         "s4.listener.address": address,
         "s4.cluster.partitions": str(partitions),
@@ -187,7 +186,6 @@ async def run_s4(
     deadline: float = DEADLINE,
     fault: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run an ``s4`` command to its end."""
     return await run_module(
         "s4node", *arguments, cwd=cwd, stdin=stdin, deadline=deadline, fault=fault
     )
@@ -201,7 +199,6 @@ async def run_module(
     deadline: float = DEADLINE,
     fault: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module as a program, to its end."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     read: list[list[bytes]] = [[], []]
 
@@ -299,7 +296,6 @@ class NodeProcess:
 
     @property
     def errors(self) -> str:
-        """All of stderr so far."""
         return "\n".join(self.stderr)
 
     async def _read(self, pipe: Any, lines: list[str]) -> None:
@@ -382,7 +378,6 @@ async def node_process(
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one has started, from whichever of its threads."""
     found = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
@@ -484,16 +479,13 @@ class RawPeer:
         self._socket.dial(address, block=True)
 
     async def send(self, data: bytes) -> None:
-        """Send one nng message, whatever is in it."""
         await self._socket.asend(data)
 
     async def send_frames(self, *frames: wire.Header | tuple[wire.Header, bytes]) -> None:
-        """Send one good envelope of these frames."""
         parts = [frame if isinstance(frame, tuple) else (frame, b"") for frame in frames]
         await self.send(wire.envelope([wire.encode_frame(*part) for part in parts]))
 
     async def receive(self) -> list[wire.Header]:
-        """The headers of the next envelope."""
         with trio.fail_after(DEADLINE):
             data = await self._socket.arecv()
         return [
@@ -523,7 +515,6 @@ class RawPeer:
 
 @asynccontextmanager
 async def raw_peer(address: str, tls: pynng.TLSConfig | None = None) -> AsyncIterator[RawPeer]:
-    """A raw peer that is connected."""
     peer = await trio.to_thread.run_sync(RawPeer, address, tls)
     try:
         yield peer
@@ -559,7 +550,6 @@ def data_frame(
 
 
 def names(*texts: str) -> list[GenericEvent]:
-    """Generic events with only a name."""
     return [GenericEvent(name=text) for text in texts]
 
 
@@ -584,11 +574,9 @@ class Proxy:
         self._open: set[trio.CancelScope] = set()
 
     def redirect(self, target: str) -> None:
-        """Send further connections to another node."""
         self.host, self.port = target.removeprefix("tcp://").rsplit(":", 1)
 
     def cut(self) -> None:
-        """Cut all connections now."""
         for scope in list(self._open):
             scope.cancel()
 
@@ -602,7 +590,6 @@ class Proxy:
             may_go.set()
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry until cancelled."""
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         self.address = f"tcp://127.0.0.1:{listener.socket.getsockname()[1]}"
         await trio.serve_listeners(self._carry, [listener], task_status=task_status)
@@ -676,7 +663,6 @@ async def proxy(
 
 
 async def in_thread(function: Callable[[], None]) -> None:
-    """Run a function in a plain thread of its own; raises what it raised."""
     errors: list[BaseException] = []
     ended = trio.Event()
     token = trio.lowlevel.current_trio_token()

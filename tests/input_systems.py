@@ -26,12 +26,10 @@ def memory(name: str, config: Config) -> MemorySystem:
 
 
 def shared(address: str) -> MemorySystem:
-    """The system of this address."""
     return memory("memory", Config.from_values({"systems.memory.address": address}))
 
 
 def fresh(address: str) -> MemorySystem:
-    """A new system of this address."""
     _made.pop(address, None)
     return shared(address)
 

@@ -96,7 +96,6 @@ def wrong_state(truth: Mapping[Any, object], kept: Mapping[Any, object]) -> list
 
 
 def entries_in(folder: Path) -> dict[int, Entry]:
-    """The entries of a log in a folder, by number; a file that is being written is none yet."""
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".tmp"}
     return entries_of(files)
 

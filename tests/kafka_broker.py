@@ -169,7 +169,6 @@ class Broker:
     # -- topics --------------------------------------------------------------------------------
 
     def name(self, begin: str) -> str:
-        """A name that no other topic has."""
         return f"{begin}-{next(self._numbers)}"
 
     def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
@@ -236,7 +235,6 @@ class Broker:
         return Producer({"bootstrap.servers": self.address, "log_level": 0, **named})
 
     def count(self, topic: str) -> int:
-        """The records that partition 0 has."""
         options = {"group.id": "tests", "enable.partition.eof": True, "log_level": 0}
         consumer = Consumer({"bootstrap.servers": self.address, **options})
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -254,7 +252,6 @@ class Broker:
             consumer.close()
 
     def records(self, topic: str) -> list[Any]:
-        """The committed records of a topic."""
         options = {"group.id": "tests", "enable.partition.eof": True, "log_level": 0}
         consumer = Consumer({"bootstrap.servers": self.address, **options})
         parts = self.partitions(topic)

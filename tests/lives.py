@@ -21,7 +21,6 @@ class Lives:
         self.container: Container
 
     async def begin(self, app: App, **settings: str) -> Container:
-        """Start the next one."""
         self.container = Container(app, Config.from_values(self._settings | settings))
         self._scope, self._ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._run, self.container)
@@ -34,12 +33,10 @@ class Lives:
         self._ended.set()
 
     async def crash(self) -> None:
-        """End it as it is."""
         self._scope.cancel()
         await self._ended.wait()
 
     def commit(self) -> None:
-        """Have all tasks commit soon."""
         for task in self.container.tasks.values():
             task.want_commit()
             self.container.parts.loop.wake(task)

@@ -115,7 +115,6 @@ class Bench:
         return [tuple(line.split()) for line in lines]
 
     def offsets(self, app: str) -> dict[int, int]:
-        """The committed offsets, by partition."""
         found = saved_positions(self.folder / "state" / "default" / app)
         return {
             int(place[:-1].rpartition("[")[2]): at

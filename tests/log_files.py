@@ -23,7 +23,6 @@ class Clock:
 
 
 def disk(folder: Path) -> int:
-    """The bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -9,7 +9,6 @@ from s4node.cluster.tree.tree_database import Tree, TreeBusy
 
 
 def end_sessions(folder: Path, name: str) -> int:
-    """End the sessions of this name in a coordination's folder; returns how many there were."""
     if not any((folder / "sessions").glob("*")):  # the database is there before the first of them
         return 0
     with closing(Tree(folder / "tree.sqlite")) as tree:

@@ -69,13 +69,10 @@ async def told(url: str, body: object = None, **headers: str) -> Told:
 
 
 async def get(url: str) -> tuple[int, str]:
-    """Status and text of a URL."""
     return (await told(url))[:2]
 
 
 class Monitored:
-    """A node, and the base of its URLs."""
-
     def __init__(self, process: NodeProcess, url: str, folder: Path, name: str) -> None:
         self.process = process
         self.url = url
@@ -83,7 +80,6 @@ class Monitored:
         self._folder = folder
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Status and text at a path."""
         return await get(self.url + path)
 
     async def value(self, name: str, /, **labels: str) -> float | None:
@@ -110,7 +106,6 @@ class Monitored:
         return await self.s4("deploy", "app.py", *options)
 
     async def ready(self) -> None:
-        """Return once the node is ready."""
         await until_told(lambda: self.get("/readyz"), lambda told: told[0] == 200)
 
     @asynccontextmanager

@@ -159,7 +159,6 @@ def changed(mutant: Mutant) -> str:
 
 
 def tried(mutant: Mutant, seeds: int, first: int) -> Found:
-    """Run seeds with a mutant until one fails."""
     with tempfile.TemporaryDirectory(prefix="s4-mutant-") as folder:
         shutil.copytree(ROOT / "s4node", Path(folder) / "s4node")
         (Path(folder) / "s4node" / mutant.file).write_text(changed(mutant))

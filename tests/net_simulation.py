@@ -337,7 +337,6 @@ class World:
 
 
 def frames_of(sent: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Partition, first number (-1 where there are no events) and bytes of an envelope's frames."""
     for frame in read_envelope(sent, 1 << 20):
         assert isinstance(frame, Frame)
         header = frame.header
@@ -353,7 +352,6 @@ WHAT = ["good"] * 4 + ["bad"] * 3 + ["unsendable"]
 
 
 def happen(world: World, random: Random, disconnects: bool) -> None:
-    """One step of what may happen, chosen at random."""
     name = random.choice(world.names)
     live = [wire_ for wire_ in world.wires.values() if wire_ is not None]
     wires = live + world.old_wires

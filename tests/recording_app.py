@@ -10,8 +10,6 @@ from s4node.net.wire.frame import WINDOW_BYTES
 
 
 class RecordingApp(HoldingApp):
-    """Two input streams lead to the PE; ``hold`` makes it wait in its next handler."""
-
     def __init__(self, *, key: Any = "user", **options: Any) -> None:
         super().__init__(held=False, key=key, **options)
         self.create_input_stream("others", self.pe, key=key)

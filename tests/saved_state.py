@@ -47,7 +47,6 @@ def saved_instances(app: Path) -> dict[str, dict[str, Any]]:
 
 
 def states_in_savepoint(folder: Path, savepoint: str, app: str) -> dict[str, dict[Any, Any]]:
-    """The state of all PEs in a savepoint of an app with this state folder, by PE and key."""
     place = savepoints_of(folder_of(str(folder), "default", app), None)
     found: dict[str, dict[Any, Any]] = {}
     with place.opened(place.manifest_of(savepoint)) as saved:
@@ -75,12 +74,10 @@ def saved_rows(app: Path, store: str) -> dict[Any, Any]:
 
 
 def saved_producers(app: Path) -> dict[str, dict[Producer, SavedProducer]]:
-    """How far producers are committed, by task."""
     return {task: state.producers() for task, state in _tasks(app)}
 
 
 def _tasks(app: Path) -> Iterator[tuple[str, TaskState]]:
-    """The tasks that have state, by name, with a copy of it as of the last commit."""
     for folder in sorted(app.glob("tasks/*")):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:

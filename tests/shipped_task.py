@@ -86,7 +86,6 @@ class Place:
         return self.here / str(epochs.epochs_of(self.here)[before])
 
     def restored(self) -> list[tuple[bytes, bytes]]:
-        """The state that a node without any of its own restores."""
         self._owners += 1
         own = self._folder / f"look-{self._owners}"
         own.mkdir()
@@ -94,7 +93,6 @@ class Place:
             return rows_of(database)
 
     def taken_over(self, follower: Follower) -> list[tuple[bytes, bytes]]:
-        """The state that the node with the standby has as the next owner."""
         with self.claimed(follower) as (database, _):
             return rows_of(database)
 

@@ -184,7 +184,6 @@ LARGE = Size((4, 5), (3,), 12, (4, 6, 8), range(20, 41), 10.0)
 
 
 def scenario(seed: int, size: Size = SMALL) -> ClusterTest:
-    """A cluster with faults; returns it as it was in the end."""
     chance = Random(f"scenario {seed}")
     with small_bounds() if chance.random() < 0.5 else nullcontext():
         return _run(seed, chance, size)

@@ -56,8 +56,6 @@ class Rows(App):
 
 
 class Cluster:
-    """The machines, and what runs on them."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.disk, self.shared = folder / "disk", folder / "shared"

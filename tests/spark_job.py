@@ -87,7 +87,6 @@ def session(master: str) -> Any:
 
 
 def drawn(rows: Any) -> Any:
-    """The rows in another order, and with other users, in each computation."""
     return rows.selectExpr("id as n").repartition(4, "n").mapInArrow(drawn_anew, SCHEMA)
 
 

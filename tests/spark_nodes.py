@@ -53,7 +53,6 @@ class Node:
     process: subprocess.Popen[bytes]
 
     def create(self, stream: str, partitions: int = 1, key: str = "", **more: Any) -> None:
-        """Create a stream."""
         ask([self.address], 10, "create", stream=stream, partitions=partitions, key=key, **more)
 
     def append(self, stream: str, events: Iterable[Any], key: str | None = None) -> None:
@@ -122,7 +121,6 @@ def ended(*words: str, **values: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_to_the_end(node: Node, app: str, values: dict[str, str], total: int, *more: str) -> None:
-    """Run the app until it has read so many events of its input, then stop it."""
     command = [sys.executable, "-m", "s4node", "run", app, *more]
     command += ["--listen", "tcp://127.0.0.1:0", "--json"]
     for name, value in values.items():

@@ -119,7 +119,6 @@ class Node:
         return sum(each["upcoming"] for each in self.ask("describe", stream=stream)["partitions"])
 
     def rows(self, stream: str, kind: type = Row) -> list[Any]:
-        """All events of a stream."""
         total = self.count(stream)
         with (
             SyncClient(self.address) as client,
@@ -152,7 +151,6 @@ def node_in(folder: Path, **settings: str) -> Iterator[Node]:
 
 
 def check_exact(rows: list[Row], total: int) -> None:
-    """Raise AssertionError unless each number is there once."""
     found = Counter(row.n for row in rows)
     doubled = sum(count - 1 for count in found.values())
     lost = total - len(found)

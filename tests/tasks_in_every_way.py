@@ -159,7 +159,6 @@ def nothing(*_: Any) -> None:
 
 
 async def run_to_end(app: TaskApp, settings: Mapping[str, str]) -> None:
-    """Run an app until it stops by itself."""
     async with running(app, settings) as container:
         with trio.fail_after(20):
             await container._stopping.wait()

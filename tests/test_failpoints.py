@@ -122,7 +122,6 @@ def started(program: str, *given: object, fault: str) -> Iterator[subprocess.Pop
 
 
 def say(process: subprocess.Popen[str], words: str) -> None:
-    """Send a line, and wait for one."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(words, file=process.stdin, flush=True)

@@ -37,8 +37,6 @@ class Step(NamedTuple):
 
 
 class Trace:
-    """A trace of calls, and the parts that the tasks of one run share."""
-
     def __init__(self, *, commit_every: int = 0) -> None:
         self.steps: list[Step] = []
         self.threads: dict[str, set[int]] = defaultdict(set)
@@ -51,7 +49,6 @@ class Trace:
         self._thread.start()
 
     def note(self, *step: Any) -> None:
-        """Append a step; an append of a list is one action, whatever thread does it."""
         self.steps.append(Step(*step))
 
     def seconds(self) -> float:
@@ -60,11 +57,9 @@ class Trace:
 
     @property
     def ended(self) -> int:
-        """How many events have ended."""
         return sum(step[1:3] == ("event", "end") for step in self.steps)
 
     def close(self) -> None:
-        """Give the threads back."""
         self.pool.shutdown()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -207,12 +202,10 @@ MODES: dict[str, tuple[Callable[[Trace], Traced], Mapping[str, str]]] = {
 
 
 def of_task(trace: Trace, task: int) -> list[Step]:
-    """The steps of one task."""
     return [step for step in trace.steps if step.task == task]
 
 
 def most_outstanding(steps: list[Step]) -> int:
-    """How many events were outstanding at once at the most."""
     now = most = 0
     for step in steps:
         if step.what == "event":

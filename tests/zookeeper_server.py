@@ -47,7 +47,6 @@ class ZooKeeperServer:
         return f"zk://{self._host}:{self.port}/{root}"
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         self.launch()
         self.wait_answering()
 
@@ -77,7 +76,6 @@ class ZooKeeperServer:
             )
 
     def wait_answering(self) -> None:
-        """Wait until it answers."""
         assert self._process is not None
         deadline = time.monotonic() + 3 * DEADLINE
         while not self.mode():
@@ -95,12 +93,10 @@ class ZooKeeperServer:
         return ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         assert self._process is not None
         os.kill(self._process.pid, number)
 
     def wipe(self) -> None:
-        """Remove what it has kept, while it does not run."""
         shutil.rmtree(self._folder)
 
     def kill(self) -> None:
@@ -137,7 +133,6 @@ class ZooKeeperEnsemble:
             server.of_ensemble = number, lines
 
     def url(self, root: str) -> str:
-        """The URL of a tree with this root."""
         return f"zk://{','.join(f'{self._host}:{each.port}' for each in self.servers)}/{root}"
 
     def leader(self) -> ZooKeeperServer:
@@ -152,7 +147,6 @@ class ZooKeeperEnsemble:
             server.wait_answering()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send all of them a signal."""
         for server in self.servers:
             server.signal(number)
 

@@ -44,7 +44,6 @@ class Candle(ProcessingElement):
     trades: int = 0
 
     def on_event(self, trade: Trade) -> None:
-        """Add a trade."""
         here = trade.at, trade.price
         if not self.trades:
             self.first = self.last = here
@@ -54,7 +53,6 @@ class Candle(ProcessingElement):
         self.trades += 1
 
     def on_window(self) -> None:
-        """Put the candle of the minute."""
         (_, opened), (_, closed) = self.first, self.last
         figures = opened, self.high, self.low, closed, self.trades
         self.bars.put(Bar(str(self.key), self.window.last, *figures))
@@ -72,7 +70,6 @@ class Busiest(ProcessingElement):
             self.bar = bar
 
     def on_window(self) -> None:
-        """Put the busiest symbol's bar."""
         if self.bar is not None:
             self.busiest.put(self.bar)
 
@@ -81,7 +78,6 @@ class CandlesApp(App):
     """Trades to candles to the busiest symbol of each minute."""
 
     def on_init(self) -> None:
-        """Declare the graph."""
         candle, busiest = self.create_pe(Candle), self.create_pe(Busiest)
         candle.set_window(tumbling(60))
         busiest.set_window(tumbling(60))

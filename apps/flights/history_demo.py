@@ -34,7 +34,6 @@ _PARTITIONS = "4"
 
 
 def main() -> int:
-    """Run the demo; returns the exit status."""
     try:
         return _demo()
     except Failed as failed:

@@ -96,7 +96,6 @@ class Each(ProcessingElement):
         return [bid.auction, bid.bidder, bid.price, bid.at]
 
     def on_event(self, bid: Bid) -> None:
-        """Put the row."""
         values = self.row(bid)
         if values is not None:
             self.rows.put(Row(values, bid.at))
@@ -106,7 +105,6 @@ class EachInEuro(Each):
     """The prices in another currency."""
 
     def row(self, bid: Bid) -> list[Any]:
-        """The row with the price in euros."""
         return [bid.auction, bid.bidder, round(bid.price * 0.908, 3), bid.at]
 
 
@@ -124,7 +122,6 @@ class PassThrough(Nexmark):
     each: type[Each] = Each
 
     def query(self) -> None:
-        """Declare the query."""
         each = self.create_pe(self.each)
         each.rows = self.rows
         self.input("bids", "auction", each)
@@ -179,7 +176,6 @@ class LocalItems(Nexmark):
     """Query 3: the auctions of a category by sellers in some states."""
 
     def query(self) -> None:
-        """Declare the query."""
         seller = self.create_pe(Seller)
         seller.rows = self.rows
         self.input("persons", "id", seller)
@@ -233,7 +229,6 @@ class Averages(Nexmark):
     """Query 4: the average price of the auctions of each category that have ended."""
 
     def query(self) -> None:
-        """Declare the query."""
         closing, average = self.create_pe(Closing), self.create_pe(Average)
         closing.set_ttl(3600)  # of bids that come after the end
         average.rows = self.rows
@@ -252,7 +247,6 @@ class Bids(Aggregates, of=Bid):
     n = Count()
 
     def on_window(self) -> None:
-        """Put the count."""
         self.counted.put(Row([self.key, self.n, self.window.end], self.window.last))
 
 
@@ -271,7 +265,6 @@ class Most(ProcessingElement):
             self.found.append(row.values)
 
     def on_window(self) -> None:
-        """Put the rows."""
         for values in sorted(self.found):
             self.rows.put(Row(values, self.window.last))
 
@@ -280,7 +273,6 @@ class HotItems(Nexmark):
     """Query 5: the auctions with the most bids in the last ten seconds, every two."""
 
     def query(self) -> None:
-        """Declare the query."""
         bids, most = self.create_pe(Bids), self.create_pe(Most)
         bids.set_window(hopping(10, every=2))
         most.set_window(tumbling(2))
@@ -304,7 +296,6 @@ class Highest(ProcessingElement):
             self.bids.append((bid.bidder, bid.at))
 
     def on_window(self) -> None:
-        """Put the highest bids."""
         for bidder, at in self.bids:
             self.counted.put(Row([self.key, self.most, bidder, at], self.window.last))
 
@@ -313,7 +304,6 @@ class HighestBids(Nexmark):
     """Query 7: the highest bids of each ten seconds."""
 
     def query(self) -> None:
-        """Declare the query."""
         highest, most = self.create_pe(Highest), self.create_pe(Most)
         for pe in (highest, most):
             pe.set_window(tumbling(10))
@@ -333,15 +323,12 @@ class NewSeller(ProcessingElement):
     sells: bool = False
 
     def on_event_person(self, person: Person) -> None:
-        """Note who registers."""
         self.name = person.name
 
     def on_event_auction(self, _auction: Auction) -> None:
-        """Note that they sell."""
         self.sells = True
 
     def on_window(self) -> None:
-        """Put who did both."""
         if self.name and self.sells:
             self.rows.put(Row([self.key, self.name, self.window.start], self.window.last))
 
@@ -350,7 +337,6 @@ class NewSellers(Nexmark):
     """Query 8: who has registered and opened an auction in the same ten seconds."""
 
     def query(self) -> None:
-        """Declare the query."""
         seller = self.create_pe(NewSeller)
         seller.set_window(tumbling(10))
         seller.rows = self.rows
@@ -368,7 +354,6 @@ class Visit(Aggregates, of=Bid):
     n = Count()
 
     def on_window(self) -> None:
-        """Put the number of bids."""
         self.rows.put(Row([self.key, self.n, self.window.start, self.window.end]))
 
 
@@ -376,7 +361,6 @@ class Sessions(Nexmark):
     """Query 11: the bids of each bidder's sessions."""
 
     def query(self) -> None:
-        """Declare the query."""
         visit = self.create_pe(Visit)
         visit.set_window(session(gap=10))
         visit.rows = self.rows

@@ -44,11 +44,9 @@ class Topic(ProcessingElement):
     count: int = 0
 
     def on_event(self, _mention: Mention) -> None:
-        """Count a mention."""
         self.count += 1
 
     def on_window(self) -> None:
-        """Put the number of mentions."""
         self.mentions.put(Mentions(str(self.key), round(self.window.last * 1000), self.count))
 
     def merge(self, later: Topic) -> None:
@@ -67,7 +65,6 @@ class Trending(ProcessingElement):
         self.topics = sorted([*self.topics, (-mentions.count, mentions.topic)])[:PLACES]
 
     def on_window(self) -> None:
-        """Put the list."""
         at = round(self.window.last * 1000)
         for place, (count, topic) in enumerate(self.topics, 1):
             self.trends.put(Trend(at, place, topic, -count))
@@ -77,7 +74,6 @@ class TrendingApp(App):
     """Mentions to their number by topic to the list of each minute."""
 
     def on_init(self) -> None:
-        """Declare the graph."""
         topic, trending = self.create_pe(Topic), self.create_pe(Trending)
         topic.set_window(hopping(300, every=60))
         trending.set_window(tumbling(60))

@@ -37,7 +37,6 @@ Rows = set[tuple[int, int, str, int]]
 
 
 def main() -> int:
-    """Run the demo; returns the exit status."""
     try:
         return _demo()
     except Failed as failed:

@@ -291,7 +291,6 @@ COMMON: list[str] = []
 
 
 def put_by(act: Callable[[Callable[[Any], None]], object]) -> list[Any]:
-    """The events that a function puts."""
     stream = Stream("inner", 0, types=(Cart, Counts, Known, Shared, Marked, Nested))
     token = begin_put([[]])
     try:

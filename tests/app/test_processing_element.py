@@ -69,7 +69,6 @@ def table_of(cls: type[ProcessingElement], word: str = "on_event") -> HandlerTab
 
 
 def chosen(cls: type[ProcessingElement], event_cls: type) -> str:
-    """The name of the handler for events of ``event_cls``; empty if there is none."""
     handler = table_of(cls).find(event_cls)
     return "" if handler is None else handler.__name__
 

@@ -30,7 +30,6 @@ async def attacked(address: str, row: str, seconds: float, rate: float) -> None:
 
 
 async def compared(rows: list[str], seconds: float) -> bool:
-    """Compare these rows; return True if all were within their bounds."""
     within = True
     for row in rows:
         with tempfile.TemporaryDirectory(prefix="s4-attacks-") as folder:

@@ -52,7 +52,6 @@ class Compared(NamedTuple):
     control: Seen
 
     def told(self) -> str:
-        """In words."""
         a, c = self.attacked, self.control
         return (
             f"p99 {a.p99 * 1000:.1f} ms (honest peers: {c.p99 * 1000:.1f}), "

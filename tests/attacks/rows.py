@@ -86,8 +86,6 @@ class Attack:
                 nursery.start_soon(lambda n=number: self.sends(messages(n), reads=reads))
 
     async def holds(self, connections: int, first: bytes = b"", hosts: int = 1) -> None:
-        """Hold as many connections as there can be, and open those again that are ended."""
-
         async def hold(number: int) -> None:
             while True:
                 peer = await self.connected(hosts, number)

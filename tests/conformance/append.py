@@ -69,7 +69,6 @@ class Store:
         return True
 
     def deliver(self, dice: random.Random) -> None:
-        """Have a late put arrive."""
         if self.late:
             self.put(self.late.pop(int(dice.random() * len(self.late))))
 

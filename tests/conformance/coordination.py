@@ -47,7 +47,6 @@ class Peer:
         self._rest = b""
 
     async def line(self) -> str:
-        """The next line that it prints."""
         assert self.process.stdout is not None
         with trio.fail_after(SOON * 3):
             while b"\n" not in self._rest:
@@ -58,7 +57,6 @@ class Peer:
         return line.decode()
 
     async def rest(self) -> list[str]:
-        """All further lines, once the process has ended."""
         assert self.process.stdout is not None
         with trio.fail_after(SOON * 3):
             while chunk := await self.process.stdout.receive_some(65536):

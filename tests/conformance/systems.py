@@ -82,7 +82,6 @@ class Lab(ABC):
         """Have retention remove what is below an offset that begins an append."""
 
     async def remove(self, stream: str, partition: int, *offsets: int) -> bool:
-        """Leave offsets without an event; returns False if each offset always has one."""
         return False
 
     async def lose_end(self, stream: str, partition: int, first: int) -> bool:
@@ -122,7 +121,6 @@ class Lab(ABC):
         return SystemStreamPartition(self.system.name, stream, partition)
 
     async def clicks(self, count: int, partition: int = 0, first: int = 0) -> int:
-        """Append so many clicks, numbered from ``first``."""
         events = [Click(f"user-{n % 3}", n) for n in range(first, first + count)]
         return await self.system.append("clicks", partition, events)
 
@@ -160,8 +158,6 @@ async def read(reader: PartitionReader, events: int) -> Read:
 
 
 class SystemConformance:
-    """The claims. ``lab`` makes a system that runs."""
-
     @asynccontextmanager
     async def lab(self) -> AsyncIterator[Lab]:
         raise NotImplementedError

@@ -1115,7 +1115,6 @@ async def run_on(folder: Path, *nodes: str) -> None:
 
 
 async def status_of(folder: Path) -> dict[str, Any]:
-    """The output of ``s4 status``."""
     told: list[dict[str, Any]] = json.loads((await s4_of(folder, "status", "--json")).stdout)
     (cluster,) = told
     return cluster

@@ -87,7 +87,6 @@ class Cluster:
         return sorted(path.parts[-4] for path in self.place.glob("*/state/shop/counter"))
 
     async def s4(self, *arguments: str, stdin: bytes = b"", ok: bool = True) -> str:
-        """A command on a machine of its own, to its end; returns what it prints."""
         other = self.place / "elsewhere"
         other.mkdir(exist_ok=True)
         nowhere = ("--folder", other / "s4", "-p", f"s4.state.folder={other / 'state'}")

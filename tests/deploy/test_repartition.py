@@ -465,7 +465,6 @@ class Shop:
             assert clicks.flush() == []
 
     def counts(self) -> Counter[str]:
-        """The counts of the last commits."""
         found: Counter[str] = Counter()
         for state in self.tasks():
             reader = StateReader(state)

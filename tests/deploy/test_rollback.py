@@ -243,7 +243,6 @@ async def test_three_savepoints_of_deployments_are_kept(folder: Path) -> None:
 
 
 def other(folder: Path, version: str) -> str:
-    """A version that saves what the one before cannot read."""
     file = folder / write_app(folder, "counter", version)
     text = file.read_text().replace("clicks: int = 0", MIGRATED)
     file.write_text(text)
@@ -258,7 +257,6 @@ clicks: float = 0.5
 
 
 async def saved(folder: Path, *words: str) -> str:
-    """The output of a command about savepoints."""
     place = ("--cluster", "shop", "-p", f"s4.state.folder={folder / 'state'}")
     done = await run_s4(*words, *place, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -278,7 +276,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def of_nodes(folder: Path) -> Config:
-    """The configuration that says where the nodes are."""
     return Config.from_values(
         {"s4.cluster.name": "shop", "s4.coordination.folder": str(folder / "shared")}
     )

@@ -579,7 +579,6 @@ def counts(numbers: Any) -> Counter[str]:
 
 
 def _number_before(words: str, text: str) -> str:
-    """The number that stands before these words."""
     return text[: text.index(words)].split()[-1]
 
 
@@ -606,7 +605,6 @@ class Shop:
             yield node
 
     def to(self, totals: NodeProcess) -> tuple[str, ...]:
-        """The settings of the app that counts."""
         return (
             *("--partitions", "4", "-p", "s4.stream.clicks.grade=durable"),
             *("-p", f"s4.cluster.end.address={totals.address}"),
@@ -616,7 +614,6 @@ class Shop:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """The settings that say where the state of the app is."""
         url = ("-p", f"s4.state.url={self.url}") if self.url else ()
         return ("-p", f"s4.state.folder={self.state}", *url)
 
@@ -650,7 +647,6 @@ class Shop:
         assert await clicks.flush() == []
 
     def counts(self, app: str) -> Counter[str]:
-        """The counts of the last commits, by digit."""
         pe, folder = ("Count", self.state) if app == "counter" else ("Total", "totals")
         cluster = "default" if app == "counter" else "end"
         found: Counter[str] = Counter()

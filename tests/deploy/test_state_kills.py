@@ -113,7 +113,6 @@ async def kept(it: Shop) -> None:
 
 
 async def killed(it: Shop, point: str, *words: str) -> None:
-    """Run a command that is killed at a point."""
     async with s4_process(*words, *it.place, cwd=it.folder, ready=False, fault=point) as command:
         assert await command.wait() == -signal.SIGKILL, command.errors
 

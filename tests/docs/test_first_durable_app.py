@@ -41,7 +41,6 @@ PAGE = (ROOT / "docs" / "first-durable-app.md").read_text()
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """The commands of the page, each with the lines that it prints."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for one in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -60,7 +59,6 @@ class Terminal:
         self._background = background
 
     async def run(self, command: str) -> list[str]:
-        """The output of a command."""
         words = shlex.split(command)
         if words[0] == "pip":
             pass  # tests/cli/test_installed.py

@@ -55,7 +55,6 @@ def test_the_lines_of_tokens_that_the_page_shows_are_as_they_should_be(tmp_path:
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Each command, and the lines that it prints."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for one in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:

@@ -50,7 +50,6 @@ HERE = "tcp://127.0.0.1:12000"
 
 
 def commands() -> list[tuple[str, str, list[str]]]:
-    """The input, the arguments of s4, and the lines that it prints."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for one in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:

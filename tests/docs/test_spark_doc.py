@@ -100,7 +100,6 @@ def test_every_option_that_the_pages_name_exists() -> None:
 
 
 def options_in(page: str) -> set[str]:
-    """The options that the page's table has."""
     (table,) = re.findall(r"^\| option \| meaning \|\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
     cells = [row.split(" | ")[0] for row in table.splitlines()[1:]]
     found = {name.lower() for cell in cells for name in re.findall(r"\w+", cell)}
@@ -157,7 +156,6 @@ def words(command: tuple[str, list[str]]) -> list[str]:
 
 
 async def done(command: tuple[str, list[str]], folder: Path) -> None:
-    """Run a command of s4, which prints what the page says."""
     ended = await run_s4(*words(command), cwd=folder, deadline=SECONDS)
     assert ended.returncode == 0, ended.stderr
     own = ("s4: ", "savepoint ")  # Spark warns between these
@@ -166,7 +164,6 @@ async def done(command: tuple[str, list[str]], folder: Path) -> None:
 
 
 async def printed(command: tuple[str, list[str]], folder: Path) -> str:
-    """The output of a program of Python."""
     name, *arguments = command[0].split()
     assert name == "python"
     with trio.fail_after(SECONDS):
@@ -183,8 +180,6 @@ async def printed(command: tuple[str, list[str]], folder: Path) -> str:
 
 
 async def appended(stream: str) -> int:
-    """How many events of a stream the log has."""
-
     def asked() -> int:
         found = ask([ADDRESS], 30, "describe", stream=stream)
         return sum(each["upcoming"] for each in found["partitions"])

@@ -277,7 +277,6 @@ async def run_client(
 
 
 def outcome(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
-    """The output of the client, after an orderly end."""
     assert (done.returncode, done.stderr) == (0, b"")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -385,8 +384,6 @@ async def test_the_client_goes_back_when_the_node_expects_an_earlier_event(tmp_p
                 super().send(header, body)
 
     class Listening(module.Producer):  # type: ignore[misc,name-defined]
-        """Notes the outcomes."""
-
         def take_verdict(self, rulings: list[list[Any]], error: str) -> None:
             told.extend(ruling[1] for ruling in rulings)
             super().take_verdict(rulings, error)
@@ -444,7 +441,6 @@ class Click(Event):
 
 
 def section(heading: str) -> str:
-    """The text below a heading, up to the next heading of any level."""
     found = re.search(
         rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL
     )
@@ -464,7 +460,6 @@ def rows(text: str) -> list[list[str]]:
 
 
 def blocks(text: str, language: str = "") -> list[str]:
-    """The fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 

@@ -243,7 +243,6 @@ class Demo:
         return found
 
     def pid_of(self, command: str) -> int:
-        """The process with ``command`` in its command line; 0 if there is none."""
         return next((pid for pid, line in self.pids.items() if command in line), 0)
 
     @property
@@ -255,7 +254,6 @@ class Demo:
         return 0
 
     async def until(self, condition: Callable[[], object], why: str) -> None:
-        """Wait for ``condition``, at most as long as the demo runs."""
         found: object = None
 
         def found_or_ended() -> bool:

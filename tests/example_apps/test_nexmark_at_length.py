@@ -82,7 +82,6 @@ class Run:
         return [f"tcp://127.0.0.1:{port}" for port in self.ports.values()]
 
     def start(self, name: str) -> None:
-        """Start a container, or start it again as another member."""
         self._lives += 1
         settings = {
             "s4.listener.address": f"tcp://127.0.0.1:{self.ports[name]}",
@@ -102,12 +101,10 @@ class Run:
             )  # fmt: skip
 
     def kill(self, name: str) -> None:
-        """End a container at once."""
         self.processes[name].kill()
         self.processes[name].wait()
 
     def end(self) -> None:
-        """End both."""
         for name in self.processes:
             self.kill(name)
 

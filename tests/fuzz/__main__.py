@@ -22,7 +22,6 @@ _SLOW_PART = 200  # one input in so many, for targets that write a file for each
 
 
 def main() -> int:
-    """Fuzz one target after the other, each in a process of its own; returns the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument(

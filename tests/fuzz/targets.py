@@ -243,7 +243,6 @@ def log_files(data: bytes) -> None:
 
 
 def sink_files(data: bytes) -> None:
-    """The file of a log's sinks with damage."""
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         path = Path(folder) / "sinks.sqlite"
         path.write_bytes(damaged(_sinks(), data))

@@ -51,7 +51,6 @@ async def reader_of(process: NodeProcess, stream: str = "totals") -> trio.Socket
 
 
 async def events_of(reader: trio.SocketStream, count: int) -> list[object]:
-    """The next events."""
     text = b""
     while text.count(b"data: ") < count or not text.endswith(b"\n\n\r\n"):
         text += await reader.receive_some()

@@ -152,7 +152,6 @@ async def pid_on(node: Monitored) -> int:
 
 
 async def counts_of(node: Monitored) -> dict[str, int]:
-    """The clicks of all users."""
     found: dict[str, int] = {}
     after = ""
     while True:

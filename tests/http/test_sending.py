@@ -60,7 +60,6 @@ def clicks(process: NodeProcess) -> str:
 
 
 async def counted(folder: Path, user: str) -> int:
-    """The committed clicks of a user."""
     options = ("--json", f"-ps4.state.folder={folder / 'state'}")
     done = await run_s4("state", "get", "counter", user, *options, cwd=folder)
     return sum(json.loads(row)["value"]["clicks"] for row in done.stdout.splitlines())

@@ -25,8 +25,6 @@ pytestmark = needs_broker
 
 
 class Job:
-    """The app with topics of its own, at a broker."""
-
     def __init__(self, broker: Broker, folder: Path, *, partitions: int = 2) -> None:
         name = broker.name("job")
         self.broker = broker

@@ -260,7 +260,6 @@ SOON = {"s4.producer.expiry": "100"}
 
 
 async def known(log: EmbeddedLog, stream: str) -> int:
-    """How many producers are known of a stream."""
     count = (await log.describe(stream))["producers"]
     assert isinstance(count, int)
     return count
@@ -294,7 +293,6 @@ async def count(log: EmbeddedLog, stream: str = "clicks") -> int:
 
 
 async def send(address: str, clicks: int, producer: str = "import") -> None:
-    """Send all of it again."""
     async with Client(address, producer=producer) as client:
         stream = await client.stream("clicks", again=True)
         await stream.send_many([Click("joe", n) for n in range(clicks)])

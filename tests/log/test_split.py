@@ -126,7 +126,6 @@ OWN: dict[int, TypeReader] = {kind.fingerprint: kind for kind in (CLICK, TAP, GE
 
 
 def frame_of(events: list[Any], first: int = 0) -> tuple[wire.Data, memoryview]:
-    """A frame with a section for each class, in order of first appearance."""
     classes = list(dict.fromkeys(map(type, events)))
     kinds = {Click: CLICK, Tap: TAP, GenericEvent: GENERIC}
     bodies = [kinds[cls].encode([e for e in events if type(e) is cls]) for cls in classes]
@@ -167,7 +166,6 @@ def take_apart(
     router: Router | None,
     skip: int = 0,
 ) -> tuple[list[Part], list[tuple[int, str]]]:
-    """The parts and the refusals of a frame."""
     splitting = Splitting(data, body, readers, router, skip)
     while not splitting.next_piece():
         pass

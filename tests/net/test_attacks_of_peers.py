@@ -203,7 +203,6 @@ async def sent(peer: socket.socket, data: bytes, *, reads: bool = False) -> None
 
 
 def read_all(peer: socket.socket) -> None:
-    """Read what is there."""
     try:
         while peer.recv(MB):
             pass
@@ -222,7 +221,6 @@ async def serves(node: NodeProcess) -> None:
 
 
 def memory(node: NodeProcess) -> int:
-    """The resident memory of the node's process, in bytes."""
     for line in Path(f"/proc/{node.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -230,7 +228,6 @@ def memory(node: NodeProcess) -> int:
 
 
 async def peak(node: NodeProcess) -> int:
-    """The most memory within half a second."""
     most = 0
     for _ in range(10):
         most = max(most, memory(node))
@@ -239,13 +236,11 @@ async def peak(node: NodeProcess) -> int:
 
 
 def cpu(node: NodeProcess) -> float:
-    """The seconds of CPU time that the node has used."""
     words = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def asked(node: NodeProcess, question: str, arguments: dict[str, object]) -> None:
-    """Ask the node's log."""
     async with raw_peer(node.address) as peer:
         await peer.send_frames(wire.Query(1, question, arguments))
         answer = await peer.receive_until(lambda header: isinstance(header, wire.Answer))

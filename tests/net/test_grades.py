@@ -40,7 +40,6 @@ class Fast:
         return self.app  # type: ignore[no-any-return]
 
     async def begin(self, node: Lives, key: Any = "user") -> None:
-        """Start a node with the stream."""
         await node.begin(self.new_app(key))
 
     async def events(self, _address: str, count: int) -> dict[str, list[int]]:

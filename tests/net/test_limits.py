@@ -32,7 +32,6 @@ BAD, REFUSED, ENDED, LIMITS = (
 
 
 def hellos(*peers: str, stream: str = "live", of: TypeDecl = CLICK) -> bytes:
-    """A message with a hello of each peer."""
     each = [wire.encode_frame(wire.Hello(p, "1", stream, (of,))) for p in peers]
     return framed(wire.envelope(each))
 

@@ -633,7 +633,6 @@ async def why_ended(peer: RawPeer) -> str:
 
 
 async def go_on(peer: RawPeer) -> None:
-    """Have a peer send something all the time."""
     while True:
         await peer.send_frames(wire.Idle("clicks", "raw"))
         await trio.sleep(0.05)
@@ -803,7 +802,6 @@ async def test_a_node_out_of_file_descriptors_turns_peers_away_and_recovers(tmp_
 
 
 def open_files() -> int:
-    """How many file descriptors this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -817,7 +815,6 @@ class Node:
         self.container: Container
 
     async def works(self) -> None:
-        """A client of its own gets an event through."""
         async with Client(self.container.address) as client:
             stream = await client.stream("clicks")
             self.checks += 1
@@ -841,13 +838,11 @@ def counts(node: Node) -> dict[str, int]:
 
 
 async def error_of_answer(peer: RawPeer) -> str:
-    """The next notice that the node gives a peer."""
     frame = await peer.receive_until(lambda frame: isinstance(frame, wire.Answer))
     assert isinstance(frame, wire.Answer)
     return frame.error
 
 
 async def error_of(peer: RawPeer) -> str:
-    """The next error that the node tells a peer."""
     frame = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
     return str(frame.error)

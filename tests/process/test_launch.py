@@ -373,7 +373,6 @@ async def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
 
 
 def processes_in(folder: Path) -> list[str]:
-    """The processes that run in a folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -281,8 +281,6 @@ def test_lines_of_one_kind_are_bounded_in_a_second(monkeypatch: pytest.MonkeyPat
 
 
 class Terminal(io.StringIO):
-    """A stderr at which a person sits."""
-
     def isatty(self) -> bool:
         return True
 

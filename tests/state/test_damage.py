@@ -75,7 +75,6 @@ async def test_a_full_disk_under_a_durable_stream_holds_its_producers_up_and_not
     what = bytes(size)
 
     def admitted(process: NodeProcess) -> list[int]:
-        """How many events there were at each report."""
         name = "s4_input_admitted_total"
         reports = (json.loads(line)["metrics"] for line in process.stderr if name in line)
         return [sum(each["value"] for each in one if each["name"] == name) for one in reports]
@@ -219,6 +218,5 @@ async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
 
 
 async def committing(it: Bench, more: int = 400) -> None:
-    """Wait until so many more events are committed."""
     before = done(it)
     await until(lambda: done(it) >= before + more, "it commits")

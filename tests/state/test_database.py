@@ -215,7 +215,6 @@ def row(number: int) -> bytes:
 
 
 def commit(database: Database, life: int) -> None:
-    """Write all rows; the second commit removes some instead."""
     values = [None if life == 2 and n in GONE else b"%d" % life for n in range(ROWS)]
     database.write([row(n) for n in range(ROWS)], values)
 

@@ -488,7 +488,6 @@ def words(*words: str, commit: bool = False) -> list[GenericEvent]:
 
 
 def stored(settings: dict[str, str], ttl: float = 0) -> dict[str, int]:
-    """The rows of the first task's store."""
     folder = task_folder(Path(settings["s4.state.folder"]) / "default" / "tally", "Partition 0")
     with epochs.copied(folder) as database:
         state = TaskState(database, crc32m)
@@ -753,7 +752,6 @@ async def crashing(app: App, settings: dict[str, str]) -> AsyncIterator[Containe
 
 
 async def commit(container: Container) -> None:
-    """Have all tasks commit, and wait until nothing of them is uncommitted."""
     committer, tasks = container.replay.committer, container.tasks.values()
     for task in tasks:
         task.want_commit()

@@ -365,7 +365,6 @@ class Life:
         return [self.encode(instance) for instance in instances]
 
     def obtain(self, key: Key) -> Number:
-        """An instance that is not in memory."""
         number = self.live[key] = Number(key)
         for data in self.saved.find([key]).values():
             number.value = int(data)
@@ -396,7 +395,6 @@ class Life:
         self.state.end_commit(written=True)
 
     def stored(self, *keys: Key) -> dict[Key | None, int]:
-        """The counts as of the last commit."""
         return {key: int(data) for key, data in self.saved.find(keys).items()}
 
 

@@ -29,8 +29,6 @@ from s4node.systems.registry import Systems  # noqa: E402
 
 
 class TestMemory(SystemConformance):
-    """The kit's claims, in memory."""
-
     @asynccontextmanager
     async def lab(self) -> AsyncIterator[Lab]:
         lab = MemoryLab()
@@ -83,8 +81,6 @@ class LogLab(Lab):
 
 
 class TestEmbeddedLog(SystemConformance):
-    """The kit's claims, in the log of a node."""
-
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         return tmp_path / "log"

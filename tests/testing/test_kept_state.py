@@ -162,7 +162,6 @@ def test_a_test_costs_milliseconds(settings: dict[str, str], most: int) -> None:
 
 
 def seconds_of(run: Callable[[], None]) -> float:
-    """The processor's seconds that ``run`` takes."""
     began = time.process_time()
     run()
     return time.process_time() - began

@@ -205,8 +205,6 @@ class Total(Event):
 
 
 class Count:
-    """Counts clicks, and sends how many there were at each window."""
-
     def __init__(self) -> None:
         self.clicks = 0
         self.ended = False

@@ -124,7 +124,6 @@ class Cluster:
         self.nursery: trio.Nursery
 
     def log(self, text: str) -> None:
-        """Say what happens, and when."""
         self._say(f"{trio.current_time() - self._began:7.2f} {text}")
 
     async def run(self, faults: Sequence[str], seconds: float) -> None:
@@ -230,7 +229,6 @@ class Cluster:
         return self.folder / "disk" / "state"
 
     def machine(self, name: str) -> Machine:
-        """A machine of a node, or of the ZooKeepers."""
         found = self.machines[name]
         assert isinstance(found, Machine)
         return found
@@ -252,7 +250,6 @@ class Cluster:
             )
 
     def file(self, name: str) -> Path:
-        """The output of a process."""
         return self.folder / f"{name}.log"
 
     async def _says(self, name: str, line: str, count: int) -> bool:
@@ -267,7 +264,6 @@ class Cluster:
         return self.file(name).read_text().count(line) if self.file(name).exists() else 0
 
     async def start_log(self, fault: str = "") -> None:
-        """Start the node that keeps the log, and wait until it takes events."""
         folder = self.folder / "of-log"
         settings = {
             "s4.listener.address": self._addresses[LOG],
@@ -282,7 +278,6 @@ class Cluster:
         await self._start(LOG, [*node, *_options(settings)], fault)
 
     async def start_node(self, name: str, fault: str = "") -> None:
-        """Start a node, and wait until it has joined."""
         machine = self.machines[name]
         settings = {
             "s4.listener.address": self._addresses[name],
@@ -318,7 +313,6 @@ class Cluster:
                 await trio.sleep(0.5)  # what it needs may be away
 
     async def start_producer(self, name: str) -> None:
-        """Start a program, and wait until it has begun."""
         stream, notes = STREAM_OF[name], self._notes(name)
         to = [self._addresses[LOG]] if stream == "orders" else [self._addresses[n] for n in NAMES]
         lives = notes.read_text().count("begins") if notes.exists() else 0
@@ -398,7 +392,6 @@ class Cluster:
         return told
 
     async def s4(self, *command: str, fault: str = "") -> str:
-        """Run a command about the cluster; returns what went wrong, if anything did."""
         elsewhere = self.folder / "elsewhere"
         folder = elsewhere if self.scene == "machines" else self._cluster_folder
         settings = {
@@ -451,7 +444,6 @@ class Cluster:
         self._probe_over.set()
 
     async def _stop_programs(self) -> dict[str, int]:
-        """Have all programs end; returns how many events each has sent."""
         sent = {name: await self.stop_producer(name) for name in STREAM_OF}
         self._enough.set()
         await self._probe_over.wait()
@@ -489,7 +481,6 @@ class Cluster:
         return f"the owners are {owners}"
 
     async def owners(self) -> list[str]:
-        """The owner of each partition, as a node tells."""
         _, text = await self._get(NAMES[0], "/status")
         try:
             apps = json.loads(text)[0]["apps"]
@@ -551,7 +542,6 @@ class Cluster:
         return node, children(node)
 
     async def kill(self, name: str, *, node: bool, containers: bool) -> None:
-        """Kill a node, or its containers, or both, at once."""
         pid, below = self.pids_of(name)
         for each in (*(below if containers else ()), *((pid,) if node else ())):
             _kill(each, signal.SIGKILL)
@@ -700,7 +690,6 @@ def _kill(pid: int, number: signal.Signals) -> None:
 async def torture(
     folder: Path, scene: str, seed: int, seconds: float = 0.0, faults: Sequence[str] = ()
 ) -> Cluster:
-    """Run a cluster once; ``complaints`` of what it returns should be empty."""
     run = Cluster(folder, scene, seed, partial(print, flush=True))
     try:
         await run.run(faults, seconds)

@@ -29,14 +29,11 @@ class Order(Event):
 
 
 def order(producer: str, number: int) -> Order:
-    """An event of a producer, the same in each of its lives."""
     user = f"{producer}-{number * 7919 % USERS}"
     return Order(user, f"{user} again", f"{user} at last", number // USERS)
 
 
 class Step(ProcessingElement):
-    """One of three."""
-
     wanted: int = 0
     onward: Stream | OutputStream
 

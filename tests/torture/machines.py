@@ -109,7 +109,6 @@ class Machine:
         self._do("mount", "--bind", shared, shared)
 
     def inside(self, *command: str | Path) -> list[str]:
-        """The command line of a command on this machine."""
         holder = str(self._holder.pid)
         return ["nsenter", "-t", holder, "-n", "-m", "-u", "--", *map(str, command)]
 
@@ -123,7 +122,6 @@ class Machine:
         _do("ip", "link", "set", self._cable, "down")
 
     def plug_in(self) -> None:
-        """Undo that."""
         _do("ip", "link", "set", self._cable, "up")
 
     @asynccontextmanager
@@ -149,7 +147,6 @@ class Machine:
         self._do("ip", "route", "add", "blackhole", f"{ip}/32")
 
     def join(self, ip: str) -> None:
-        """Undo that."""
         self._do("ip", "route", "del", "blackhole", f"{ip}/32")
 
     def deafen(self, ip: str) -> None:
@@ -157,7 +154,6 @@ class Machine:
         self._do("iptables", "-A", "INPUT", "-s", ip, "-j", "DROP")
 
     def lose(self, share: float) -> None:
-        """Lose a share of the packets that arrive here."""
         chance = ("-m", "statistic", "--mode", "random", "--probability", str(share))
         self._do("iptables", "-A", "INPUT", *chance, "-j", "DROP")
 
@@ -166,14 +162,11 @@ class Machine:
         self._do("iptables", "-F", "INPUT")
 
     def fill(self) -> None:
-        """Leave no room on its disk."""
         full = self.disk / "full"
         self._do("sh", "-c", f"! dd if=/dev/zero of={full} bs=64k status=none 2>&1 | grep -v space")
 
     def make_room(self) -> None:
-        """Undo that."""
         self._do("rm", self.disk / "full")
 
     def wipe(self) -> None:
-        """Remove all that is on its disk."""
         self._do("find", self.disk, "-mindepth", "1", "-delete")

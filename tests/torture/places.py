@@ -24,11 +24,9 @@ class Place:
         self._ballast = disk / "ballast"
 
     def inside(self, *command: str | Path) -> list[str]:
-        """The command line of a command at this place."""
         return [*map(str, command)]
 
     def fill(self) -> None:
-        """Leave no room on the disk."""
         with self._ballast.open("ab", buffering=0) as file:
             try:
                 while file.write(_BLOCK):
@@ -38,11 +36,9 @@ class Place:
                     raise
 
     def make_room(self) -> None:
-        """Undo that."""
         self._ballast.unlink()
 
     def wipe(self) -> None:
-        """Remove all that is in the folder."""
         for path in self.disk.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -33,7 +33,6 @@ FLUSH_SECONDS = 60.0  # what has been sent may have to wait for many others
 
 
 def farthest(notes: Path) -> int:
-    """How far earlier lives may have come."""
     lines = notes.read_text().splitlines()
     return max((int(line.split()[1]) for line in lines if line.startswith("to ")), default=0)
 

@@ -470,7 +470,6 @@ async def test_async_handlers_are_awaited_one_after_the_other() -> None:
 
 
 def failure(task: Task, stream: str, *events: Any) -> tuple[Exception, int]:
-    """The error of a plan, and the index of the event at fault."""
     it = iter(list(events))
     try:
         task.plan(stream).run(it)
@@ -681,7 +680,6 @@ Idle = pe_class("Idle")
 
 
 def problems(app: App) -> list[str]:
-    """The mistakes that are reported, all of them together."""
     with pytest.raises(GraphError) as caught:
         check(app)
     first, *lines = str(caught.value).split("\n")

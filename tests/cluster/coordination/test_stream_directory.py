@@ -166,8 +166,6 @@ async def test_a_lost_session_ends_the_watching(tmp_path: Path, produces: tuple[
 
 
 class Watcher:
-    """A directory, and what it was told."""
-
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
         self.told: list[tuple[str, SystemConsumers]] = []
@@ -198,7 +196,6 @@ async def watching(folder: Path, *produces: str, app: str = "adapter") -> AsyncI
 async def consuming(
     folder: Path, cluster: str, app: str, *streams: str, member: str = "m", partitions: int = 2
 ) -> AsyncIterator[Membership]:
-    """An app with one member, which consumes these streams."""
     with plain_errors():
         async with (
             FolderCoordination(folder).session(member) as session,

@@ -455,7 +455,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def begin(file: Path, **settings: str) -> Begin:
-    """A container to start, which ends quickly."""
     given = {"s4.listener.address": ANY_PORT, "s4.logger_level": "warning"}
     given |= {name.replace("_", "."): value for name, value in settings.items()}
     name, sources = file.stem, {SOURCES + file.name: file.read_bytes()}

@@ -27,8 +27,6 @@ from s4node.errors import ConfigError, CoordinationError, SessionLost
 
 
 class TestFolder(CoordinationConformance):
-    """The kit's claims, in a folder."""
-
     @pytest.fixture
     def where(self, folder: Path) -> str:
         return where_of(folder)
@@ -446,5 +444,4 @@ def where_of(folder: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where nothing is yet."""
     return tmp_path / "coordination"

@@ -55,8 +55,6 @@ def url(server: ZooKeeperServer, tmp_path: Path) -> str:
 
 @pytest.mark.long
 class TestZooKeeper(CoordinationConformance):
-    """The kit's claims, by ZooKeeper."""
-
     @pytest.fixture
     def where(self, url: str) -> str:
         return f"zookeeper_server:through_zookeeper:{url}"

@@ -99,7 +99,6 @@ def take(
 
 
 def waiting(outbox: Outbox) -> list[Any]:
-    """The events that wait in the lanes."""
     outbox.route()
     return [event for lane in outbox.lanes for event in lane.pending]
 

@@ -67,8 +67,6 @@ def test_a_log_takes_types_that_it_has_not_had() -> None:
 
 
 class ByUser:
-    """A KeyFinder."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 

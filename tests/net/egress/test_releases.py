@@ -116,8 +116,6 @@ WAYS = {"at once": at_once, "by executor": throttled, "with commit": with_commit
 
 
 class Receiver:
-    """The owner of all partitions; what it has not settled it forgets with the connection."""
-
     def __init__(self, box: Outbox) -> None:
         self.now = 0.0
         self.taken: list[list[int]] = [[] for _ in range(PARTITIONS)]

@@ -590,7 +590,6 @@ class Receiver:
         self.committed = [0] * PARTITIONS
 
     def open(self, life: Life) -> None:
-        """Answer the hello of a new connection; what was not committed is forgotten."""
         life.route.disconnected()
         life.route.hello_frame()
         for partition, committed in enumerate(self.committed):

@@ -97,7 +97,6 @@ class Node(Room):
 
     @property
     def saved(self) -> Saved:
-        """The part of the first lane of the producer ``p`` that commits save."""
         saved = self.admission.lanes["p", 0].settlement
         assert isinstance(saved, Saved)
         return saved
@@ -125,7 +124,6 @@ class Node(Room):
         return receipt
 
     def commit(self, partition: int = 0) -> dict[str, SavedProducer | None]:
-        """The written rows."""
         taken = self.roster.snapshot(partition)
         self.roster.commit_written(partition, taken)
         rows: dict[str, SavedProducer | None] = dict.fromkeys(taken.forgotten)
@@ -589,7 +587,6 @@ class DurableWorld(World):
         self.begin()
 
     def begin(self) -> None:
-        """A life of the node begins."""
         frames = self.admission.stages[0].deserializer.settings
         self.effects = Effects()
         self.roster = CommitRows(Commits(len(self.settings), window_events=self.window))
@@ -700,7 +697,6 @@ class DurableWorld(World):
         return taken
 
     def written(self, partition: int) -> None:
-        """It is written, and told."""
         taken = self.write(partition)
         if taken is not None:
             self.roster.commit_written(partition, taken)

@@ -504,7 +504,6 @@ def traced_app(mode: str, trace: Trace, *streams: str, key: str | None = "user")
 
 
 def fill(system: MemorySystem, count: int, partitions: int = 1, stream: str = "clicks") -> None:
-    """Events of twelve users, each in the partition of its task."""
     system.create(stream, partitions)
     names = [f"user-{n}" for n in range(99)]
     at, each = Partitioner(partitions).memo, 12 // partitions

@@ -130,8 +130,6 @@ class Calls:
 
 
 class Counting:
-    """Says that it is done at an event with the number LAST."""
-
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.name = ""

@@ -508,7 +508,6 @@ async def test_an_app_that_failed_leaves_the_port_free_and_the_client_waiting() 
 
 
 def noting(seen: list[int], stream: str = "clicks") -> App:
-    """An app that notes the numbers that it gets, in order."""
     return NotingApp(stream, seen=seen, note=lambda _, click: click.n)
 
 

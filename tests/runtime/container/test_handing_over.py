@@ -369,13 +369,11 @@ class Two:
         )
 
     async def end(self) -> None:
-        """Return when that is done."""
         last = self.partitions - 1
         await until(lambda: last in self.new.tasks)
         assert last not in self.old.tasks
 
     async def hand_over(self) -> None:
-        """Begin and end."""
         await self.begin()
         await self.end()
 

@@ -45,7 +45,6 @@ async def test_what_a_singleton_puts_when_it_is_made_is_delivered_at_once() -> N
 
 
 async def test_what_is_reported_after_the_turn_of_a_sleeping_loop_gets_another_turn() -> None:
-    """Such as a verdict that comes due while verdicts are being sent."""
     turns: list[int] = []
     told = False
 

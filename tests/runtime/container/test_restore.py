@@ -163,12 +163,10 @@ def app_folder(settings: dict[str, str]) -> Path:
 
 
 def committed(settings: dict[str, str]) -> int:
-    """The committed offset of the input."""
     found = saved_positions(app_folder(settings)) if app_folder(settings).exists() else {}
     return max((at for places in found.values() for at in places.values()), default=0)
 
 
 def folders(settings: dict[str, str]) -> list[str]:
-    """The folders of the task's epochs."""
     (task,) = (app_folder(settings) / "tasks").iterdir()
     return sorted(entry.name for entry in task.iterdir() if entry.name.isdigit())

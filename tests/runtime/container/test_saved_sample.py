@@ -76,7 +76,6 @@ class Lives:
         )
 
     async def run(self, *pes: type[ProcessingElement]) -> None:
-        """Run a version until it has processed one more event."""
         self._system.put("clicks", 0, Click("joe"))
         app = Shop(*pes)
         async with running(app, self.settings, partitions=self._partitions):

@@ -119,7 +119,6 @@ class Nodes:
         return process_of(command, self._it.folder)
 
     async def s4(self, name: str, *arguments: str) -> str:
-        """The output of a command on the node."""
         settings = [
             *self._settings,
             f"s4.state.folder={self._it.folder / name}",

@@ -61,7 +61,6 @@ MOST = 11 + 2 + BATCH_EVENTS // EACH  # the drift, and what is read beyond it at
 
 
 def run_ahead(test: AppTest[Any]) -> None:
-    """Send an event of the slow log, and then all of the fast one."""
     test.send("slow", *a(61))
     test.send("fast", *EVENTS)
 

@@ -116,7 +116,6 @@ def test_an_instance_of_an_overlapping_window_cannot_be_removed_in_on_window() -
 
 
 def found(test: AppTest[Any]) -> list[tuple[Any, ...]]:
-    """Start, end, count and round of the results since the last call."""
     return [(f.start, f.end, f.count, f.round) for f in test.take_output("found")]
 
 

@@ -180,8 +180,6 @@ def test_time_in_which_the_process_did_not_run_makes_nobody_silent() -> None:
 
 
 class Sources:
-    """The sources of a stream, as they are set."""
-
     def __init__(self, *states: SourceState) -> None:
         self.found = list(states)
         self.asked: list[Collection[str] | None] = []
@@ -431,12 +429,10 @@ class Program:
                 await self._leaves.wait()
 
     def send(self, *times: float) -> None:
-        """Send trades of these times."""
         self._world.run(partial(self._opened[0].send_many, a(*times)))
         self._test.advance(seconds=1)
 
     def leave(self) -> None:
-        """Leave in order."""
         self._world.call(self._leaves.set)
 
     def kill(self) -> None:

@@ -81,7 +81,6 @@ def a(*times: float) -> list[Trade]:
 
 
 def bars(test: AppTest[Any]) -> list[tuple[Any, ...]]:
-    """Key, start, count and round of the results since the last call."""
     return [(b.symbol, b.start, b.count, b.round) for b in test.take_output("bars")]
 
 
@@ -466,7 +465,6 @@ def test_a_call_that_was_made_before_its_turn_is_made_again_for_an_event_of_the_
 
 
 def made(due: Any) -> Any:
-    """Note calls as made; return the instances."""
     if due.done is not None:
         due.done(due.instances)
     return due.instances

@@ -216,7 +216,6 @@ class Node:
         )
 
     def send(self, kinds: list[str]) -> None:
-        """A frame with these events; where keys are not looked at, none is wrong."""
         if not self.mixed:
             kinds = [GOOD if kind in (STRAY, RAISES, NONE) else kind for kind in kinds]
         first = len(self.kinds)
@@ -325,7 +324,6 @@ class Node:
             assert is_covered(batch, one) == (one.place.number < self.lane.safe)
 
     def end(self) -> None:
-        """All is done; each bad event was refused once, and its producer is told why."""
         self.check()
         assert self.lane.safe == len(self.kinds)
         assert not self.lane.ruling().exceptions

@@ -154,7 +154,6 @@ class Inputs:
         return self.port.admission.taken_from is not None
 
     def send(self, connection: Hashable, number: int) -> None:
-        """Send one event, which names its producer and number."""
         if (connection, 0) not in self.port.admission.lanes:
             hello = wire.Hello(str(connection), "i1", "visits", ())
             self.port.on_hello(hello, connection, "node", "n1", 0.0)
@@ -170,7 +169,6 @@ class Inputs:
         self.effects.batches.clear()
 
     def users(self) -> list[str]:
-        """The users of the events that have come out."""
         return [event.user for batch in self._batches for event in batch.events]
 
     def unsettled(self, _: str) -> int:

@@ -251,7 +251,6 @@ class Job:
         return len(store.requests()), len(store.pending())
 
     def offsets(self, stream: str = "clicks", task: str = "Partition 0") -> list[int]:
-        """Which events of a stream a task has been given."""
         return [offset for owner, name, offset in self.seen if (owner, name) == (task, stream)]
 
     async def run(self, *inputs: str, events: int, **more: str) -> None:

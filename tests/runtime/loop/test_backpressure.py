@@ -129,7 +129,6 @@ def test_learning_step_by_step_ends_where_knowing_from_the_start_ends(
 
 
 def order(*edges: str) -> Order:
-    """An order of edges such as ``a>b``."""
     found: dict[str, set[str]] = {}
     for edge in edges:
         source, target = edge.split(">")

@@ -154,7 +154,6 @@ def relaying() -> App:
 
 
 def counted(app: Path, pe: str) -> Counter[str]:
-    """The counts of a PE's instances by key, over all tasks."""
     found: Counter[str] = Counter()
     for folder in [each for each in app.glob("tasks/*") if epochs.epochs_of(each)]:
         with epochs.copied(folder) as database:
@@ -245,13 +244,11 @@ class Cluster:
         return tuple(self.relay.carriers["clicks"].channels)
 
     async def send(self, *users: str) -> None:
-        """Send these, and return when they are processed."""
         done = self.relay.processed + len(users)
         await self._raw.send_many([Click(user) for user in users])
         await until(lambda: self.relay.processed >= done)
 
     async def commit(self) -> None:
-        """Have the relay's tasks commit what they have done until now."""
         committer = self.relay.replay.committer
         for task in self.relay.tasks.values():
             if committer.changed(task):
@@ -280,7 +277,6 @@ class Cluster:
 
     @property
     def counted(self) -> Counter[str]:
-        """The counts that the consuming app has committed, by user."""
         return counted(self._folder / "state" / "default" / "count", "Count")
 
     @property

@@ -542,7 +542,6 @@ class Seen:
 def clicks_app(
     seen: Seen, key: KeySpec | None = "user", name: str = "clicks", types: type[Event] = Click
 ) -> App:
-    """An app that notes each click under its PE's key."""
     return OnePE(seen.note, name, key=key, types=types)
 
 

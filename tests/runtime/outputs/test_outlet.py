@@ -306,8 +306,6 @@ _WHAT, _WEIGHTS = ("act", "commit", "claim", "kill", "timeout"), (60, 25, 3, 3, 
 
 
 class History:
-    """Owners of one task, with kills, pauses, time-outs and lost answers."""
-
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.draw = Random(seed)

@@ -326,7 +326,6 @@ def test_a_commit_of_large_records_has_many_rows() -> None:
 
 
 def start_again(test: AppTest[Any]) -> None:
-    """Start the app after it has failed."""
     test._runtime.failed = False
     test._runtime.world.failures.clear()
     test._runtime.crash()

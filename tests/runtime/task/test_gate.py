@@ -309,7 +309,6 @@ class State(NamedTuple):
 
 
 def when(**fields: object) -> State:
-    """A pattern: what is not named may be anything."""
     return State(**{name: fields.get(name) for name in State._fields})  # type: ignore[arg-type]
 
 

@@ -198,7 +198,6 @@ def test_where_the_process_is_busy_less_of_its_time_goes_to_commits(
 
 
 def commits(shared: CommitBudget | None = None) -> tuple[Schedule, Gate]:
-    """The schedule of a task that has no timers."""
     its = Gate(100)
     task: Any = SimpleNamespace(
         gate=its,
@@ -209,7 +208,6 @@ def commits(shared: CommitBudget | None = None) -> tuple[Schedule, Gate]:
 
 
 def commit(schedule: Schedule, gate: Gate, now: float, seconds: float = 0.0) -> None:
-    """A commit that is due begins now, and takes so long."""
     assert gate.commit_due
     gate.begin_step(gate.next_op(waiting=False))
     schedule.commit_begins(now)

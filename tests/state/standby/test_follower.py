@@ -299,7 +299,6 @@ def full(*_: object) -> int:
 
 
 def follow(follower: Follower) -> None:
-    """Follow the log, unless it does not lead on."""
     with suppress(StateError):
         follower.follow()
 

@@ -53,7 +53,6 @@ ONE, TWO = Owner(1, "a" * 16), Owner(2, "b" * 16)
 
 
 def follow(at: Position, *entries: remote_log.Entry) -> position.Followed | None:
-    """Follow these entries, which come after the position."""
     objects = {
         f"log/{remote_log.entry_name(at.number + n, None)}": remote_log.encoded(entry)
         for n, entry in enumerate(entries, 1)

@@ -400,7 +400,6 @@ class Bench:
         return Counter(click.user for click in self.clicks if not click.what)
 
     def counted(self) -> dict[str, int]:
-        """The committed counts, by user."""
         found: dict[str, int] = {}
         for folder in (self.folder / "state" / "default" / "counts").glob("tasks/*"):
             if epochs.epochs_of(folder):

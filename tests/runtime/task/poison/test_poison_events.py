@@ -145,7 +145,6 @@ class Click(Event):
 
 
 def read(progress: InputProgress, first: int, count: int) -> InputBatch:
-    """A batch as it is read from an input."""
     batch = InputBatch(SSP, first, count, 0, 0)
     batch.events = [Click(n) for n in range(first, first + count)]
     batch.receipt = BatchReceipt(progress, first, first + count)

@@ -154,7 +154,6 @@ async def send(address: str, clicks: list[Click]) -> None:
 
 
 def counted(folder: Path) -> dict[str, list[int]]:
-    """The committed counts, by user."""
     found: dict[str, list[int]] = {}
     for task in (folder / "state" / "default" / "counts").glob("tasks/*"):
         with epochs.copied(task) as database:
