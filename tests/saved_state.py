@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from s4node.events.keys import crc32m
-from s4node.offsets.producer_offsets import Producer, SavedProducer
+from s4node.offsets.checkpoint import Producer, SavedProducer
 from s4node.offsets.task_claims import TaskClaims
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs

@@ -93,9 +93,8 @@ PURE_MODULES = {
     ),
     "app.plan": "cycles dataflow dispatch graph pe_costs window_dispatch",
     "pes": "aggregates pairs",
-    "stages": "credit executors key_order stage",
     "offsets": (
-        "checkpoint cuts deaths input_progress ordered_release producer_offsets receipts "
+        "checkpoint cuts deaths input_progress ordered_release receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
     "state": "key_encoding remote_log rows",
@@ -105,7 +104,7 @@ PURE_MODULES = {
     "net.certificates": "identity",
     "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
-        "closed_layouts frame_builder lane outbox outbox_rows own_events refusal release routes "
+        "closed_layouts lane outbox outbox_rows own_events refusal release routes "
         "settlements spill stream_types subscriber with_commit"
     ),
     "net.ingress": (
@@ -126,7 +125,7 @@ PURE_MODULES = {
     ),
     "runtime.task.poison": ("dead_letter failed_hooks isolation poison_events"),
     "runtime.task": (
-        "actions backlog chooser failures gate in_flight pace pe_processor "
+        "actions backlog chooser failures gate in_flight pe_processor "
         "pe_state processor schedule settings stream_task_processor task task_context timed_calls"
     ),
     "runtime.loop": "backpressure coordinator_requests",

@@ -18,7 +18,7 @@ import pytest
 
 @pytest.mark.parametrize(
     ("grade", "files", "hops", "calls"),
-    [("fast", 40, 165, 260), ("durable", 59, 330, 555)],
+    [("fast", 37, 157, 260), ("durable", 55, 323, 555)],
 )
 def test_an_event_touches_no_more_code_than_before(
     grade: str, files: int, hops: int, calls: int

@@ -22,8 +22,7 @@ import msgspec
 from s4node.errors import CheckpointError
 from s4node.events.keys import KEY_GROUPS
 from s4node.net.egress.outbox_rows import channels_of, data_of, sort_rows, weight_of
-from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.producer_offsets import Closing, Closings, Producer, SavedProducer
+from s4node.offsets.checkpoint import Closing, Closings, JobGuard, Producer, SavedProducer
 from s4node.runtime.event_time.saved_times import EVENT_TIME, lower_times
 from s4node.runtime.event_time.state_use import USE
 from s4node.runtime.inputs.grouper import BY_PARTITION

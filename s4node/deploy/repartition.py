@@ -33,8 +33,7 @@ from s4node.errors import CheckpointError
 from s4node.events.keys import KEY_GROUPS, Hasher, hasher_named
 from s4node.failpoints import passing
 from s4node.net.wire.frame import TASK
-from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.producer_offsets import row_of
+from s4node.offsets.checkpoint import JobGuard, row_of
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.outputs.outlet_rows import outlets_in
 from s4node.savepoints import replacement

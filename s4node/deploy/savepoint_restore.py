@@ -35,8 +35,7 @@ from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import begin_anew, channels_of, data_of, sort_rows
 from s4node.net.wire import frame as wire
-from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.producer_offsets import Producer, SavedProducer, row_of
+from s4node.offsets.checkpoint import JobGuard, Producer, SavedProducer, row_of
 from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample

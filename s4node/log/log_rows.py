@@ -29,7 +29,7 @@ from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.producer_life import task_of
 from s4node.net.ingress.roster import MAX_KEPT, Roster
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import Closings, SavedProducer
+from s4node.offsets.checkpoint import Closings, SavedProducer
 
 _LOOKED_AT = 64
 """The producers that are looked at to make room for one."""

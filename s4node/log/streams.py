@@ -26,7 +26,7 @@ from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import StreamSettings
 from s4node.log.writer import Answer, Done, Lane, LogWriter
 from s4node.logger import get_logger
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.checkpoint import SavedProducer
 from s4node.offsets.system import Bounds
 
 log = get_logger("s4node.log")

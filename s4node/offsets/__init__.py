@@ -1,6 +1,7 @@
 """Offsets: how far each input has been processed, and where reading begins.
 
-``input_progress`` follows one task in one input; ``checkpoint`` is what a commit saves of that.
+``input_progress`` follows one task in one input; ``checkpoint`` is what a commit saves of
+that, and of producers.
 ``startpoint`` says where a reader may begin. ``task_claims`` decides which owner may write.
 ``deaths`` counts the owners that have died in a row.
 ``system`` is the contract of the systems that inputs are read from.

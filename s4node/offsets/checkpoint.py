@@ -1,4 +1,4 @@
-"""Checkpoints: the saved progress of a task, and of the job that it belongs to. Pure.
+"""Checkpoints: the saved progress of a task, of its producers, and of its job. Pure.
 
 Rules
 - A checkpoint has the offset of the next event for each partition that its task reads.
@@ -9,13 +9,21 @@ Rules
   startpoint is forgotten everywhere else.
 - Inputs may come and go. The offset of a removed input stays in the checkpoint, so that an input
   that returns resumes where it was.
+- A row of a producer, of a task or of a partition of the log, says how far its numbers are settled,
+  and which life of the producer sent them. A producer with an id of its own, as each task has, does
+  not expire.
+- A *layout* of a durable stream is its number of partitions, with numbers that begin at 0. Layouts
+  are numbered, too. When one ends, the final numbers of each producer in it are kept as long as the
+  producer is known; they say which of its events have been counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from s4node.config import settings
 from s4node.errors import CheckpointError
@@ -221,3 +229,54 @@ class JobGuard:
             )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"the saved description is not a job ({error!r})") from error
+
+
+Producer: TypeAlias = tuple[str, str]
+"""A stream's name and a producer's id."""
+
+
+class SavedProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A producer's lane in one partition, as of a commit.
+
+    ``number`` is the next one. ``life`` is the latest of a program, or the highest fence that an
+    owner of the task has used, and ``incarnation`` names its process. ``own_id``: later lives use
+    the same id. ``unreported`` are refusals that the producer may not know: number, count, reason,
+    and whether the events were shed. After a savepoint was gone back to, the producer may go on at
+    any number up to ``skips``: the loss of the events between was accepted.
+    """
+
+    number: int
+    life: int = 0
+    incarnation: str = ""
+    own_id: bool = False
+    unreported: tuple[tuple[int, int, str, bool], ...] = ()
+    skips: int = 0
+
+
+class Closing(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A producer's final ``numbers`` in a layout that has ended, by partition.
+
+    ``unreported`` are refusals that the producer may not know: partition, number, count, reason,
+    and whether the events were shed. ``lossy``: the producer got higher numbers, and may go on.
+    """
+
+    numbers: tuple[int, ...]
+    unreported: tuple[tuple[int, int, int, str, bool], ...] = ()
+    lossy: bool = False
+
+
+Closings: TypeAlias = tuple[Closing, ...]
+"""The layouts of a producer that have ended, from layout 0 on."""
+
+SavedProducers: TypeAlias = Mapping[Producer, SavedProducer | None]
+"""The changes of a commit; None if a producer is forgotten."""
+
+
+def row_of(producer: Producer) -> bytes:
+    """The row key of a producer; the name of a stream has no zero byte."""
+    return f"{producer[0]}\0{producer[1]}".encode()
+
+
+def producer_of(row: bytes) -> Producer:
+    stream, _, name = row.decode().partition("\0")
+    return stream, name

@@ -1,4 +1,4 @@
-"""A stage: a bounded queue of batches before something that processes them. Pure.
+"""A stage: a bounded queue of batches before something that processes them, and its credit. Pure.
 
 Rules
 - A batch that is processed stays at the head of the queue until it is finished.
@@ -8,6 +8,18 @@ Rules
 - A stage never refuses a batch: its feeder asks its executor first. Being over capacity is possible
   for a moment (batches are not cut to fit) and stops further credit.
 - Events that the app itself has put on a stream leave before events from outside.
+- Credit says how far each producer may send ahead of what has been processed. A limit is a number
+  of the producer's own sequence: it may send events below it. A limit never goes back, so a late
+  verdict does no harm.
+- Active producers share the capacity evenly, in events and, by the weight of their earlier events,
+  in bytes; each may always have one event in flight. A producer that has just joined is active; one
+  that sends nothing for a while is not, and has no share. The deserializer is shared as well, but
+  each lane may have a quarter: most of many lanes have little in flight, and small shares make
+  small frames. Frames beyond its capacity are left to their producers.
+- A limit grows by a quarter of the share or not at all: small grants would make small frames.
+- While a stage that withholds is over capacity, a producer with events in flight gets no more, and
+  one without gets its share: a held producer is remembered and served when there is room again. A
+  stage that drops instead holds no producer.
 - If a stream feeds itself, events that its own app puts on it go to the ``overflow`` once the stage
   is full, and come back in order: there is always room for them, and memory stays bounded.
 """
@@ -15,8 +27,8 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, KeysView
+from typing import Any, Generic, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
@@ -37,6 +49,7 @@ _FEEDBACK_GRANT = 2048
 
 
 B = TypeVar("B", bound=EventBatch)
+P = TypeVar("P")
 
 
 def put_back(waiting: deque[B], rest: B) -> None:
@@ -350,3 +363,87 @@ class Stage(Gauge):
         assert self.depth == waiting + self.in_flight + self.spilled
         assert self.bytes >= 0
         assert self.in_flight >= 0
+
+
+MOST_PARTS = 4
+"""Credit of a stage common to several partitions is divided into at most so many parts."""
+
+UNKNOWN_WEIGHT = 1024
+"""The assumed bytes of an event until its producer has sent one."""
+
+
+class Credit(Generic[P]):
+    """The credit of one stage, and of its deserializer, among the producers ``P`` (hashable)."""
+
+    __slots__ = ("_before", "_members", "_recent", "_stages", "held", "withholds")
+
+    def __init__(self, stage: Stage) -> None:
+        self._stages: tuple[Gauge, ...] = (stage, stage.deserializer)
+        self._members: set[P] = set()
+        self._recent: set[P] = set()
+        self._before: set[P] = set()
+        self.held: dict[P, None] = {}  # producers, in the order in which they were
+        self.withholds = all(one.executor.withholds for one in self._stages)
+        """True if the stage makes producers wait rather than dropping their events."""
+
+    def join(self, producer: P) -> None:
+        """Add a producer that begins to feed the stage."""
+        self._members.add(producer)
+        self.active(producer)
+
+    def remove(self, producer: P) -> None:
+        """Remove a producer; the others share its credit."""
+        self._sharing(-(producer in self._recent or producer in self._before))
+        for group in (self._members, self._recent, self._before):
+            group.discard(producer)
+        self.held.pop(producer, None)
+
+    def active(self, producer: P) -> None:
+        if producer in self._members and producer not in self._recent:
+            self._recent.add(producer)
+            self._sharing(producer not in self._before)
+
+    def tick(self) -> None:
+        """End a period: a producer that is inactive for two of them loses its share."""
+        self._sharing(-len(self._before - self._recent))
+        self._before, self._recent = self._recent, set()
+
+    def _sharing(self, more: int) -> None:
+        for stage in self._stages:
+            stage.sharers += more
+
+    @property
+    def full(self) -> bool:
+        if self.withholds:
+            for stage in self._stages:
+                if stage.withheld:
+                    return True
+        return False
+
+    @property
+    def share(self) -> int:
+        """Events that each active producer may have between sending and processed."""
+        return self.share_of(0)
+
+    def share_of(self, weight: float) -> int:
+        """The ``share`` of a producer whose events take ``weight`` bytes each."""
+        weight = weight or UNKNOWN_WEIGHT
+        share = self._stages[0].share(weight, max(1, self._stages[0].sharers))
+        for stage in self._stages[1:]:
+            share = min(share, stage.share(weight, max(1, min(stage.sharers, MOST_PARTS))))
+        return max(1, share)
+
+    def limit(self, producer: P, done: int, limit: int, share: int) -> int:
+        """The new limit of a producer with this ``share``, given up to which number it is done."""
+        if limit > done and self.full:
+            self.held[producer] = None
+            return limit
+        grown = done + share
+        return grown if (grown - limit) * 4 >= share else limit
+
+    def release(self) -> KeysView[P]:
+        """The held producers, once there is room; empty before that."""
+        released: dict[P, None] = {}
+        if self.held and not self.full:
+            released, self.held = self.held, released
+        return released.keys()

@@ -22,8 +22,7 @@ from s4node.config.paths import full_path
 from s4node.config.settings import STATE_FOLDER
 from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.events.keys import crc32m
-from s4node.offsets.checkpoint import Checkpoint, JobGuard
-from s4node.offsets.producer_offsets import Producer, SavedProducer
+from s4node.offsets.checkpoint import Checkpoint, JobGuard, Producer, SavedProducer
 from s4node.offsets.task_claims import FILE, Claim, TaskClaims
 from s4node.state import epochs
 from s4node.state.commit_id import shipped_of

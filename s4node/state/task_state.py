@@ -52,7 +52,7 @@ import msgspec
 from s4node import clocks, tokens
 from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher
-from s4node.offsets.producer_offsets import (
+from s4node.offsets.checkpoint import (
     Closings,
     Producer,
     SavedProducer,

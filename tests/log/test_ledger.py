@@ -10,7 +10,7 @@ from s4node.errors import StoreCorrupt
 from s4node.events.type_declaration import TypeDecl
 from s4node.log.partition.ledger import Appended, Incoming, Ledger, part_name, part_of, unfit
 from s4node.net.wire.frame import Section
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.checkpoint import SavedProducer
 
 
 def test_offsets_are_given_out_one_after_another_over_all_producers() -> None:

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.events.event import EventBatch
-from s4node.stages.credit import Credit
 from s4node.stages.executors import StageSettings
-from s4node.stages.stage import Gauge, Stage
+from s4node.stages.stage import Credit, Gauge, Stage
 
 
 @pytest.mark.parametrize(

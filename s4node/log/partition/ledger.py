@@ -11,7 +11,7 @@ Rules
 - A part of a split frame has gaps in its numbers; repetitions are found by the number of each
   event.
 - The row of a producer has its current life, and whether the id is its own (see
-  :class:`s4node.offsets.producer_offsets.SavedProducer`). The ledger forgets no producer.
+  :class:`s4node.offsets.checkpoint.SavedProducer`). The ledger forgets no producer.
 - A part that came by the lane of another partition is recorded under the producer's id, a tab and
   that lane's number. So a producer's own id must not have this form.
 - ``plan`` changes nothing. ``apply`` applies a plan once it is on disk.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from s4node.errors import StoreCorrupt
 from s4node.events.type_declaration import TypeDecl
 from s4node.net.wire.frame import Section
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.checkpoint import SavedProducer
 
 _PART = re.compile(r"(.*)\t([0-9]{1,4})", re.DOTALL)  # a stream has up to 4096 partitions
 

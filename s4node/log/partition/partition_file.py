@@ -41,7 +41,7 @@ from s4node.log.partition.partition_database import (
 )
 from s4node.log.partition.partition_rows import INSERT_FRAME, row_of
 from s4node.log.partition.retention import Held, Keep, Row, cut
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.checkpoint import SavedProducer
 
 WAL_BYTES = 4 << 20
 """The size at which the write-ahead log is checkpointed beside the writing."""

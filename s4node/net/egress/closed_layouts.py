@@ -30,7 +30,7 @@ from s4node.net.egress.outbox_rows import data_of
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
-from s4node.offsets.producer_offsets import Closing, Closings
+from s4node.offsets.checkpoint import Closing, Closings
 
 Place = Callable[[Sequence[Any]], list[int]]
 """The partitions of events, -1 for an event without one."""

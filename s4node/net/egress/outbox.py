@@ -48,13 +48,20 @@ from s4node.net.egress.closed_layouts import (
     placing,
     unsettled_events,
 )
-from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
-from s4node.net.egress.lane import Forget, Lane, LatestTime, OutgoingFrame, Settlement
+from s4node.net.egress.lane import (
+    Forget,
+    FrameBuilder,
+    Lane,
+    LatestTime,
+    NotBuilt,
+    OutgoingFrame,
+    Settlement,
+)
 from s4node.net.egress.refusal import Refusal, Refusals
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.transport.linger import Sendable
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import Closing
+from s4node.offsets.checkpoint import Closing
 
 _WEIGH_AFTER = 64
 """The number of events that come in before some are weighed: weighing single ones costs time."""

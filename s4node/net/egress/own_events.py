@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from s4node.errors import EventError
-from s4node.net.egress.frame_builder import unnumbered
+from s4node.net.egress.lane import unnumbered
 from s4node.net.egress.outbox_rows import ChannelRows, SavedRows, decoder_of, read_events
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.spill import Spill

@@ -33,8 +33,8 @@ from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import ChannelRows, Committed, decoder_of, read_events
 from s4node.net.egress.refusal import Refusal
 from s4node.net.wire import frame as wire
+from s4node.offsets.checkpoint import Closing
 from s4node.offsets.cuts import NO_CUTS, Cuts
-from s4node.offsets.producer_offsets import Closing
 from s4node.state.rows import Changes
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from s4node.errors import EventError, unspillable
 from s4node.events.event import EventBatch, footprint
 from s4node.events.type_declaration import TypeDecl
-from s4node.net.egress.frame_builder import unnumbered
+from s4node.net.egress.lane import unnumbered
 from s4node.net.egress.outbox_rows import decoder_of, read_events
 from s4node.net.egress.stream_types import StreamTypes
 

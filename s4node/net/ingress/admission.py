@@ -51,9 +51,9 @@ from s4node.net.ingress.producer_life import (
 from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt
-from s4node.stages.credit import Credit, Room, Stopped
+from s4node.stages.backpressure import Room, Stopped
 from s4node.stages.executors import UNLIMITED
-from s4node.stages.stage import Gauge, Stage
+from s4node.stages.stage import Credit, Gauge, Stage
 
 MAX_AWAY = 16_384
 """Lanes of a stream that are remembered while their producers are away."""

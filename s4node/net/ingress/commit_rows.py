@@ -16,7 +16,7 @@ Rules
 - Refusals that the producer may not know are in the row as well.
 - A commit takes the numbers in the moment in which it takes the state, and only what is written is
   acknowledged.
-- Numbers belong to a layout (:mod:`s4node.offsets.producer_offsets`). A producer of an earlier one,
+- Numbers belong to a layout (:mod:`s4node.offsets.checkpoint`). A producer of an earlier one,
   or of none, gets its final numbers, and begins at 0.
 """
 
@@ -36,8 +36,8 @@ from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.roster import MAX_KEPT, Roster
 from s4node.net.ingress.settlement import Commits, Saved
 from s4node.net.wire import frame as wire
+from s4node.offsets.checkpoint import Closings, Producer, SavedProducer, SavedProducers
 from s4node.offsets.cuts import AT_ONCE
-from s4node.offsets.producer_offsets import Closings, Producer, SavedProducer, SavedProducers
 
 _NONE_CLOSED: Mapping[str, Closings] = {}
 

@@ -62,9 +62,9 @@ from s4node.net.ingress.flow import ARRIVALS, NEXT, Flow, Move, On, Presence
 from s4node.net.ingress.producer_life import Life
 from s4node.net.ingress.report import Report, Unprocessed, shortened
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.checkpoint import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, LowWatermark
-from s4node.stages.credit import Credit
+from s4node.stages.stage import Credit
 
 MAX_MARKS = 64
 """Reports of event time that wait for events of a lane; further ones replace the last."""

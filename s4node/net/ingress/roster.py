@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import Closings, SavedProducer
+from s4node.offsets.checkpoint import Closings, SavedProducer
 
 MAX_KEPT = 100_000
 """Producers that a stream of a log, or a partition of a durable stream, remembers."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from s4node.net.ingress.producer_lane import ProducerLane, Settlement
 from s4node.net.wire import frame as wire
+from s4node.offsets.checkpoint import Closings, SavedProducer
 from s4node.offsets.cuts import AT_ONCE, Cuts
-from s4node.offsets.producer_offsets import Closings, SavedProducer
 
 WINDOW_EVENTS = 1 << 20
 """Events of a lane beyond the last commit: a second's worth at a rate that few lanes reach."""

@@ -36,10 +36,9 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import CommitStatistics
 from s4node.net.ingress.commit_rows import Producers, TakenProducers, rows_of
 from s4node.net.wire.frame import TASK
-from s4node.offsets.checkpoint import Checkpoint
+from s4node.offsets.checkpoint import Checkpoint, SavedProducers
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.input_progress import InputProgress, taken
-from s4node.offsets.producer_offsets import SavedProducers
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
 from s4node.runtime.commit.retries import RETRY_SECONDS, Retries

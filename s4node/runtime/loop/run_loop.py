@@ -28,8 +28,7 @@ from s4node.net.ingress.connection import Waker
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
 from s4node.runtime.loop.step_runner import StepRunner
 from s4node.runtime.task.actions import Actions, Ask, EndTold, HandOn
-from s4node.runtime.task.gate import DONE, NOTHING, PROCESS, TIMER
-from s4node.runtime.task.pace import Pace
+from s4node.runtime.task.gate import DONE, NOTHING, PROCESS, TIMER, Pace
 
 if TYPE_CHECKING:
     from s4node.runtime.task.task import Task

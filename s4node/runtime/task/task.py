@@ -40,10 +40,10 @@ from s4node.runtime.task.gate import (
     RUNNING,
     Gate,
     Op,
+    Pace,
     Phase,
 )
 from s4node.runtime.task.in_flight import InFlight, InFlightEvents
-from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.poison.isolation import Careful
 from s4node.runtime.task.processor import LOOP, TOGETHER, Mode, Processor

@@ -13,7 +13,7 @@ from seeds_of_the_day import every_fourth
 from s4node.net.egress.outbox import Outbox
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
-from s4node.offsets.producer_offsets import Closing
+from s4node.offsets.checkpoint import Closing
 
 SIZES = (1, 2, 3, 4, 5, 8)
 

@@ -19,7 +19,7 @@ from s4node.net.ingress.report import MAX_EXCEPTIONS
 from s4node.net.ingress.roster import Roster
 from s4node.net.ingress.settlement import Commits
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import SavedProducer
+from s4node.offsets.checkpoint import SavedProducer
 from s4node.stages.stage import Stage
 
 

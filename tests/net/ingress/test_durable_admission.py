@@ -24,10 +24,10 @@ from s4node.net.ingress.roster import MAX_KEPT
 from s4node.net.ingress.settlement import UNKNOWN_BYTES, Commits, Saved
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
+from s4node.offsets.checkpoint import SavedProducer
 from s4node.offsets.cuts import AT_ONCE
-from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
-from s4node.stages.credit import Room
+from s4node.stages.backpressure import Room
 from s4node.stages.stage import Stage
 
 

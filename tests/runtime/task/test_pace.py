@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.runtime.task.pace import Pace
+from s4node.runtime.task.gate import Pace
 
 
 def test_the_first_step_is_small_since_nothing_is_known() -> None:
