@@ -37,7 +37,7 @@ from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.stream_task_processor import processor_of
+from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.runtime.task.task import Task
 from s4node.runtime.task.task_context import StreamCollector
 from s4node.stages.executors import STREAM
@@ -241,7 +241,7 @@ def _feed(
         stages=pipeline.stages_of(number),
         clock=trio.current_time,
         held=pipeline.order.held,
-        processor=processor_of(
+        processor=StreamTaskProcessor(
             app, number, trio.current_time, name=f"Partition {number}", settings=chosen
         ),
         settings=chosen,

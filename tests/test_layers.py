@@ -84,8 +84,8 @@ PURE_MODULES = {
     "config": "config key kinds plugins properties render settings",
     "metrics": "registry statistics table",
     "events": (
-        "copies declared_types event event_time json_objects keepable key_crowding keys "
-        "plain_values routing schema type_declaration type_growth type_text"
+        "copies declared_types event event_time json_objects keepable keys "
+        "plain_values routing schema type_declaration type_text"
     ),
     "app": (
         "app handlers in_order instances open_windows overlapping_windows pe_codec pe_timers "
@@ -137,7 +137,7 @@ PURE_MODULES = {
     "runtime.container": "announcement hooks",
     "testing": "failures",
     "deploy": "cluster_snapshot",
-    "monitoring": "exposition totals why",
+    "monitoring": "exposition why",
     "http": "bodies browsers messages openapi routes",
     "cli.render": "diagram mermaid",
     "spark": "positions",

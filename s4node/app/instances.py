@@ -22,8 +22,7 @@ from typing import Any, Protocol, cast
 from s4node.app.pe_timers import PeTimers
 from s4node.app.processing_element import Nowhere, ProcessingElement
 from s4node.app.prototype import Prototype
-from s4node.events.key_crowding import KeyCrowding
-from s4node.events.keys import Key, identity
+from s4node.events.keys import Key, KeyCrowding, identity
 
 PE = ProcessingElement
 
@@ -39,9 +38,7 @@ class Keeper(Protocol):
         """Save the key's instance, which is about to leave memory."""
         ...
 
-    def remove(self, key: Key | None) -> None:
-        """Forget the key's instance, which is about to be removed."""
-        ...
+    def remove(self, key: Key | None) -> None: ...
 
 
 class Instances(dict[Any, PE]):

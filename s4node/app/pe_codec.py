@@ -29,8 +29,7 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.errors import GraphError, NotRestorable, NotSaveable, StateError, described, is_signal
 from s4node.events.keepable import saver_of
 from s4node.events.routing import compiled
-from s4node.events.type_growth import takes
-from s4node.events.type_text import type_text
+from s4node.events.type_text import takes, type_text
 
 Fields = tuple[tuple[str, str], ...]
 """The attributes of one version of a class, each with its type as text."""

@@ -67,7 +67,9 @@ class Prototype:
     """The bound class of one PE: the user's class with the app and the configuration on it."""
 
     def __init__(self, cls: type[ProcessingElement], app: AppFacts, name: str) -> None:
-        _check_shared(cls)
+        for attribute, (base, value) in shared_containers(cls).items():
+            of = "" if base is cls else f" of its base {base.__name__}"
+            raise _shared(cls, attribute, value, of)
         self.name = name
         self.app = app
         self.singleton = False
@@ -415,12 +417,6 @@ def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
         for name, (base, value) in found.items()
         if can_change(value) and name not in meant and not name.startswith("__")
     }
-
-
-def _check_shared(cls: type) -> None:
-    """Refuse containers in the class that all keys would share without a ClassVar."""
-    for name, (base, value) in shared_containers(cls).items():
-        raise _shared(cls, name, value, "" if base is cls else f" of its base {base.__name__}")
 
 
 def _shared(cls: type, name: str, value: Any, origin: str) -> GraphError:

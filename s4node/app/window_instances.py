@@ -195,7 +195,6 @@ class WindowInstances(Instances):
             self.watermark = watermark
 
     def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due]]:
-        """The ends of a key's windows before ``time``, each with its call if it was not made."""
         raise NotImplementedError
 
     @property
@@ -292,7 +291,6 @@ class FailedWindows(Instances):
         return self.owner.is_open(end)
 
     def drop_within(self, instance: PE) -> None:
-        """Drop the instances of a key within the window of ``instance``: it has a result."""
         start, end = instance._span
         mine = self._by_key.get(instance.key, ())
         for each in [each for each in mine if start <= each._span[0] and each._span[1] <= end]:

@@ -347,7 +347,6 @@ def _with_letters(
     stream: str,
     work: Callable[[list[DeadLetter], _Home], Awaitable[int]],
 ) -> int:
-    """Run ``work`` with the app's dead letters: those with these ids, those of a stream, or all."""
     for each in ids:
         if not _ID.fullmatch(each):
             raise ConfigError(f"{each!r} is not the id of a dead letter; list --all prints the ids")

@@ -122,7 +122,6 @@ class Nodes:
         return self._in_cluster() or self._reach(lambda each: stream in each.inputs, what)
 
     def to_read(self, stream: str) -> Reach:
-        """How to reach the app that puts events on ``stream``."""
         what = f"have a stream {stream!r}"
         return self._in_cluster() or self._reach(lambda each: stream in each.streams, what)
 

@@ -58,8 +58,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     after = "events appended after the start"
     add("--upcoming", action="store_const", const=Upcoming(), help=after)
     at = "the first event appended at or after a time: ISO 8601, or milliseconds since 1970"
-    add("--timestamp", type=_at_time, metavar="TIME", help=at)
-    add("--offset", type=_at_offset, metavar="OFFSET", help="the event at this offset")
+    add("--timestamp", type=lambda text: Timestamp(millis(text)), metavar="TIME", help=at)
+    at = "the event at this offset"
+    add("--offset", type=lambda text: Specific(whole(text)), metavar="OFFSET", help=at)
     task_option(asked, "only this task, such as 'Partition 0' (default: all that read it)")
     _all_partitions_option(asked)
 
@@ -94,14 +95,6 @@ def _all_partitions_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all-partitions", action="store_true", help="INPUT is a stream, such as log.clicks"
     )
-
-
-def _at_time(text: str) -> Startpoint:
-    return Timestamp(millis(text))
-
-
-def _at_offset(text: str) -> Startpoint:
-    return Specific(whole(text))
 
 
 def set_(

@@ -55,7 +55,6 @@ class Row(NamedTuple):
     window: bool
 
     def is_of(self, key: str, as_json: str | None) -> bool:
-        """Return True if the row is of a key, given as text and perhaps as JSON."""
         names = (self.key, self.key[0]) if self.window else (self.key,)
         return any(key in (name, str(name)) or as_json == _json(name) for name in names)
 

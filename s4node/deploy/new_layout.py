@@ -148,7 +148,8 @@ def new_layout(
     for place, which in readers.items():
         everywhere = len(which) > 1
         epoch = which[0].facts.get(EPOCH_OF + place)
-        for new in tasks if everywhere else [tasks[_partition_of(place) % partitions]]:
+        number = int(place[place.rindex("[") + 1 : -1])
+        for new in tasks if everywhere else [tasks[number % partitions]]:
             new.positions[place] = which[0].positions[place]
             if epoch is not None:
                 new.facts[EPOCH_OF + place] = epoch
@@ -240,10 +241,6 @@ def _closing(by_partition: Mapping[int, SavedProducer], partitions: int) -> Clos
         tuple((p, *each) for p, kept in sorted(by_partition.items()) for each in kept.unreported),
         any(kept.skips for kept in by_partition.values()),
     )
-
-
-def _partition_of(place: str) -> int:
-    return int(place[place.rindex("[") + 1 : -1])
 
 
 # -- what prevents it -----------------------------------------------------------------------------

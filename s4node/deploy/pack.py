@@ -53,7 +53,8 @@ def pack(
     before = set(sys.modules)
     module, found = find_app(target)
     app = made_app(found, target)
-    more = (_loaded_since(before) | _named_in(settings or {})) - _NOT_OWN
+    loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+    more = (loaded | _named_in(settings or {})) - _NOT_OWN
     file = Path(module.__file__ or "").resolve()
     kind: Literal["pickle", "source"] = "source"
     if target.partition(":")[0].endswith(".py"):
@@ -96,11 +97,6 @@ def _name_in(module: ModuleType, found: object) -> str:
 
 
 # -- files of a package ---------------------------------------------------------------------------
-
-
-def _loaded_since(before: set[str]) -> set[str]:
-    """The top-level names of the modules that were imported since ``before``."""
-    return {name.partition(".")[0] for name in set(sys.modules) - before}
 
 
 def _named_in(settings: Mapping[str, str]) -> set[str]:

@@ -182,7 +182,6 @@ def _module_of(found: Any) -> dict[str, Any]:
 
 
 def _names_in_texts(annotations: Iterable[Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``known`` names that annotations of type str mention."""
     texts = [kind for kind in annotations if isinstance(kind, str)]
     return {name: known[name] for text in texts for name in _names_in(text) if name in known}
 

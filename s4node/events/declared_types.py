@@ -21,7 +21,7 @@ import msgspec
 from s4node.events.routing import KeyRule
 from s4node.events.schema import GENERIC, UNREADABLE
 from s4node.events.type_declaration import TypeDecl
-from s4node.events.type_growth import Alternative, DictOf, Fields, Items, Name, Type, TypeParser
+from s4node.events.type_text import Alternative, DictOf, Fields, Items, Name, Type, TypeParser
 
 _INT = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _KINDS: dict[str, Any] = {
@@ -48,7 +48,6 @@ class ObjectChecks:
         self._all: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
     def refusals(self, texts: list[bytes]) -> list[tuple[int, str]]:
-        """The index of each text that is no event of the type, and why; empty if all are."""
         try:
             self._all.decode(b"[" + b",".join(texts) + b"]")
         except UNREADABLE:

@@ -116,7 +116,6 @@ class TimeRule:
         )
 
     def latest_of(self, _batch: EventBatch, events: Sequence[Any], now: float) -> float | None:
-        """The latest time of these events of a batch; see ``latest``."""
         return self.latest(events, now)
 
     def latest(self, events: Iterable[Any], now: float) -> float | None:

@@ -4,7 +4,7 @@ Rules
 - A type is identified by its name and a fingerprint of its ordered fields.
 - A reader understands another version of a type if the shorter field list is the beginning of the
   longer one, what the writer lacks has defaults on the reader's side, and the reader's types take
-  all values of the writer's (``type_growth``).
+  all values of the writer's (``type_text``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from s4node.events.type_growth import takes
+from s4node.events.type_text import takes
 
 MAX_DECLARED = 64
 """The most event types that one hello may declare, in either direction."""

@@ -34,8 +34,13 @@ from s4node.errors import CoordinationError, NodeUnreachable, S4Error, leaves
 from s4node.http.messages import JSON, Answer, Request
 from s4node.metrics.process import process_statistics
 from s4node.metrics.statistics import ProcessStatistics
-from s4node.monitoring.exposition import CONTENT_TYPE, ContainerReport, NodeReport, exposition
-from s4node.monitoring.totals import Totals
+from s4node.monitoring.exposition import (
+    CONTENT_TYPE,
+    ContainerReport,
+    NodeReport,
+    Totals,
+    exposition,
+)
 from s4node.monitoring.why import of_apps
 from s4node.net.certificates.credentials import Credentials
 from s4node.version import __version__

@@ -27,8 +27,8 @@ from s4node.log.sinks import Sinks
 from s4node.log.store import LogSettings, open_log
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
-from s4node.net.ingress.connection import Connection, Waker
-from s4node.net.ingress.producer_lane import Effects
+from s4node.net.ingress.connection import Connection
+from s4node.net.ingress.listener import Listener
 from s4node.net.ingress.roster import Greeting
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
@@ -45,24 +45,21 @@ _SETTLE_SECONDS = 0.005
 class LogHost:
     """Serves the log in the folder of ``config`` to the peers of a listener.
 
-    Every answer carries ``node`` and ``headers``. ``owner`` is that of the listener, ``effects``
-    are the listener's; its ``waker`` has it send verdicts.
+    Every answer carries ``node`` and ``headers``. ``owner`` is that of the ``listener``.
     """
 
     def __init__(
         self,
         config: Config,
+        listener: Listener,
         *,
         node: str,
         incarnation: str,
         headers: wire.Headers,
         owner: LogOwner,
-        waker: Waker,
-        effects: Effects,
     ) -> None:
         self._config = config
-        self._effects = effects
-        self._waker = waker
+        self._listener = listener
         self._node = node
         self._incarnation = incarnation
         self._headers = headers
@@ -82,7 +79,7 @@ class LogHost:
         wanted = LogSettings.from_config(self._config)
         async with open_log(wanted) as store:
             stage = StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
-            shared = Shared(Gauge(stage), self._effects, self._waker, self._feeds)
+            shared = Shared(Gauge(stage), self._listener.effects, self._listener.waker, self._feeds)
             address = str(self._headers.get(wire.ADDRESS, self._node))
             self._streams = HostedStreams(self._config, store, shared, self._owner, address)
             log.info(
@@ -129,8 +126,8 @@ class LogHost:
         for stream in self._streams.by_name.values():
             stream.admission.released()
             stream.admission.tick(now, expiry)
-        if self._effects:
-            self._waker.nudge()
+        if self._listener.effects:
+            self._listener.waker.nudge()
 
     # -- stopping ------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ Rules
   (:mod:`s4node.metrics.table`), but added up over tasks, partitions and processes of an app: there
   are as many series as an app has streams. Only metrics of an app's author have their names and
   tasks as labels, and each container reports a bounded number.
-- Counters never fall (``totals``).
+- A counter of a stream is the sum over tasks and processes, which come and go. A total never falls:
+  what a source had counted stays when the source has gone. A source that begins again counts from
+  0, under its former name or a new one. Only sources of the last collection are remembered.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from s4node.metrics.statistics import (
     ProcessStatistics,
 )
 from s4node.metrics.table import Sample, samples
-from s4node.monitoring.totals import Series, Totals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""A name and its labels."""
 
 _PLACES = ("task", "partition")
 _MOST_LABEL = 200
@@ -84,7 +88,6 @@ class _Page:
         self._values: dict[Series, float] = {}
 
     def add(self, found: Iterable[Sample], source: Hashable) -> None:
-        """Add the samples of one ``source``, over its tasks and partitions."""
         for name, labels, value in found:
             family = FAMILIES[name]
             if family.place or isinstance(value, str):
@@ -124,3 +127,21 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) else repr(float(value))
+
+
+class Totals:
+    def __init__(self) -> None:
+        self._totals: dict[Series, float] = {}
+        self._before: dict[tuple[Series, Hashable], float] = {}
+        self._seen: dict[tuple[Series, Hashable], float] = {}
+
+    def add(self, series: Series, source: Hashable, count: float) -> None:
+        """Note that ``source`` has counted so far; once for each collection."""
+        before = self._before.get((series, source), 0)
+        gained = count - before if count >= before else count
+        self._totals[series] = self._totals.get(series, 0) + gained
+        self._seen[series, source] = count
+
+    def collected(self) -> dict[Series, float]:
+        self._before, self._seen = self._seen, {}
+        return dict(self._totals)

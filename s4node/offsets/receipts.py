@@ -104,9 +104,7 @@ class Progress(Protocol):
         """The name of what the numbers count, for messages."""
         ...
 
-    def complete(self, first: int, end: int) -> None:
-        """Complete the numbers ``first <= n < end``, each once."""
-        ...
+    def complete(self, first: int, end: int) -> None: ...
 
     def refused(
         self, receipt: BatchReceipt[Any], number: int, reason: str, event: Any, *, shed: bool

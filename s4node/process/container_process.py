@@ -273,7 +273,6 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
 
 
 def _say_done(line: Line, stopping: trio.Event) -> None:
-    """Report that the container is done, unless the supervisor has stopped it."""
     if not stopping.is_set():
         line.say(supervisor_protocol.Done())
         line.flush()

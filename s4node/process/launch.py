@@ -151,7 +151,6 @@ class _Launcher:
         return self._nodes[0]
 
     async def _serve(self, node: Node, living: trio.Nursery) -> str:
-        """Have a node serve HTTP; returns the URL."""
         from s4node.http.site import server_of  # late: not every process serves it
 
         server = server_of(node, self._config)

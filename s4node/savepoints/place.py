@@ -11,7 +11,6 @@ Rules
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -29,6 +28,7 @@ from s4node.savepoints.manifest import Manifest, Restoring, SavedFile, SavedTask
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import named_folder, safe_name
+from s4node.state.remote_task import hash_of
 from s4node.state.task_state import TaskState
 
 MANIFEST = "manifest.json"
@@ -223,7 +223,6 @@ def check_name(name: str) -> None:
 
 
 def savepoints_folder(job: Path) -> Path:
-    """Where the savepoints of the job in this folder are, and the cuts that are being made."""
     return job / "savepoints"
 
 
@@ -309,8 +308,3 @@ def opened_task(folder: Path, task: str) -> Iterator[TaskState | None]:
             yield TaskState(database, crc32m)
         finally:
             database.close()
-
-
-def hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

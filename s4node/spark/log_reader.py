@@ -21,7 +21,7 @@ from s4node.events.event import GenericEvent
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
-from s4node.net.transport.why_silent import why_silent
+from s4node.net.transport.network import why_silent
 
 _WINDOW = 131_072
 _WINDOW_BYTES = 16 << 20

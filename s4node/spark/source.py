@@ -132,7 +132,6 @@ class _Stream:
         return name, [each for each in self.types if each.name == name]
 
     def check_columns(self, schema: StructType) -> None:
-        """Raise ConfigError if a schema has a column that no event of the type can have."""
         known = {name for each in self.read for name, _, _ in each.fields}
         known |= {field.name for field in columns.PLACE}
         unknown = [name for name in schema.fieldNames() if name not in known]

@@ -97,7 +97,6 @@ class Upload:
         return zlib.crc32(self.producer.encode()) % self.partitions
 
     def send(self, partition: int, count: int, body: bytes, *, routed: bool) -> None:
-        """Send ``count`` encoded events, ``routed`` if they are for this partition by their key."""
         lane = self._lanes[partition]
         sections = (wire.Section(self._declaration.fingerprint, count, len(body)),)
         header = wire.Data(

@@ -392,7 +392,6 @@ class Credit(Generic[P]):
         self.active(producer)
 
     def remove(self, producer: P) -> None:
-        """Remove a producer; the others share its credit."""
         self._sharing(-(producer in self._recent or producer in self._before))
         for group in (self._members, self._recent, self._before):
             group.discard(producer)

@@ -322,7 +322,6 @@ class SavedTimers:
             yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
 
     def set_timer(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
-        """Save a timer with the next commit."""
         size = 0 if key is None else len(key_encoding.encode(key))
         self._changes.put(self._row(key, name), _encode((size, name, time, by_wall)))
 

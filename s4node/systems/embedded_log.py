@@ -420,7 +420,6 @@ class _Reader:
             self._news.unpark_all()
 
     def stop(self) -> None:
-        """End the reader: ``read`` raises from now on."""
         self._ended = True
         self._arrived.clear()
         self._news.unpark_all()

@@ -95,7 +95,9 @@ class RecordWriter:
         """The functions that find the key and the time of events of a class, and the names of its
         fields in values, if it renames any."""
         if cls not in self._ways:
-            key = _nothing if self._key is None else _finder(self._key, cls)
+            key: Callable[[Any], Any] = _nothing
+            if self._key is not None:
+                key = KeyRule(self._key, generic=cls is GenericEvent).finder()
             form = self._form
             rule = TimeRule(self._stream, form.time, [EventType(cls)]) if form.time else None
             known = () if cls is GenericEvent else msgspec.structs.fields(cls)
@@ -115,10 +117,6 @@ class RecordWriter:
 
 def _nothing(_: Any) -> Any:
     return None
-
-
-def _finder(key: KeySpec, cls: type) -> Callable[[Any], Any]:
-    return KeyRule(key, generic=cls is GenericEvent).finder()
 
 
 def _values_of(stream: str, form: RecordFormat) -> Callable[[Any, dict[str, Any]], bytes]:

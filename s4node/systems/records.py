@@ -55,7 +55,6 @@ class Records(NamedTuple):
         return self.between(index, index + 1)
 
     def with_values(self) -> Records:
-        """The records that are no tombstones."""
         kept = [index for index, value in enumerate(self.values) if value is not None]
         columns = (([column[index] for index in kept] if column else ()) for column in self)
         return Records(*columns)  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from random import Random
 
 from s4node import failpoints
 from s4node.cluster.coordination.entries import AppId
@@ -106,7 +105,7 @@ class Host:
 
 class Hosts:
     def __init__(self, folder: Path, seed: int) -> None:
-        world = self.world = World(_delay, seed)
+        world = self.world = World(lambda chance: chance.uniform(0.0002, 0.003), seed)
         world.on_point = self._passed
         network = world.network
         world.call_seconds = network.delay
@@ -358,7 +357,6 @@ def _copy(folder: Path, copy: Path) -> None:
 
 
 def _replace(folder: Path, copy: Path, kept: Iterable[Path]) -> None:
-    """Move a copy to the place of its folder, except for the paths that are kept."""
     kept = [path for path in kept if path.is_relative_to(folder)]
     if not kept:
         shutil.rmtree(folder)
@@ -380,7 +378,3 @@ def _replace(folder: Path, copy: Path, kept: Iterable[Path]) -> None:
         if new.exists():
             new.rename(there)
     shutil.rmtree(copy)
-
-
-def _delay(chance: Random) -> float:
-    return chance.uniform(0.0002, 0.003)

@@ -83,7 +83,6 @@ class MemoryNetwork:
             self.runs.after(self.runs.now, end.process, action)
 
     def kept(self, path: tuple[str, str], end: _End, action: Callable[[], None]) -> bool:
-        """Keep an action at an end, if what goes this way is kept now."""
         held = self._held.get(path)
         if held is not None:
             held.append((end, action))

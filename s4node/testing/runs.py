@@ -286,7 +286,8 @@ def waits_text(runs: Iterable[Run]) -> str:
             if outside:
                 name = task.name.removeprefix("s4node.").replace("<locals>.", "")
                 every.setdefault(f"{name}: {_at(outside[-1])}", []).append(run.label)
-            ours = [each for each in outside if _is_apps(each[0])]
+            others = (*_OTHERS, "<")
+            ours = [each for each in outside if not each[0].f_code.co_filename.startswith(others)]
             if ours:
                 verb = "goes round" if task in run.runner.runq else "waits"
                 line = f"{_what(ours[0][0])} {verb} at {_at(ours[0])}: {_code(ours[0])}"
@@ -304,10 +305,6 @@ def _frames(task: Any) -> Iterator[Place]:
     for frame, line in task.iter_await_frames():
         if not frame.f_code.co_filename.startswith(_OTHERS[1]):
             yield frame, line
-
-
-def _is_apps(frame: FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith((*_OTHERS, "<"))
 
 
 def _what(frame: FrameType) -> str:

@@ -102,7 +102,6 @@ class Sender:
             self._runtime.world.run(lambda: self._hand_over(held))
 
     def _placed(self, events: Sequence[Any], partition: int | None) -> list[tuple[int, Any]]:
-        """The events, each with its partition."""
         stream, count = self.stream, self.partitions
         if partition is not None:
             return [(partition, event) for event in events]

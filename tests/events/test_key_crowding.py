@@ -8,8 +8,7 @@ import pytest
 from harness import colliding_pairs
 
 from s4node.errors import KeyFinderError
-from s4node.events.key_crowding import KeyCrowding
-from s4node.events.keys import Partitioner
+from s4node.events.keys import KeyCrowding, Partitioner
 
 
 def test_of_keys_that_share_one_hash_a_table_takes_a_few_hundred() -> None:

@@ -17,8 +17,7 @@ from s4node.metrics.statistics import (
     TaskStatistics,
 )
 from s4node.metrics.table import Sample
-from s4node.monitoring.exposition import ContainerReport, NodeReport, exposition
-from s4node.monitoring.totals import Totals
+from s4node.monitoring.exposition import ContainerReport, NodeReport, Totals, exposition
 
 PROCESS = ProcessStatistics(1.25, 4096, 7, 3)
 

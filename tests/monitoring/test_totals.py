@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.monitoring.totals import Series, Totals
+from s4node.monitoring.exposition import Series, Totals
 
 SERIES: Series = ("s4_task_processed_total", (("app", "counter"),))
 

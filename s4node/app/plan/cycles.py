@@ -17,7 +17,11 @@ def components(edges: Mapping[str, AbstractSet[str]]) -> list[list[str]]:
 
     A stream belongs to at most one group; two streams of a group reach each other.
     """
-    found = [group for group in _strongly_connected(edges) if _feeds_itself(group, edges)]
+    found = [
+        group
+        for group in _strongly_connected(edges)
+        if len(group) > 1 or group[0] in edges.get(group[0], ())
+    ]
     return sorted(sorted(group) for group in found)
 
 
@@ -90,7 +94,3 @@ def _strongly_connected(edges: Mapping[str, AbstractSet[str]]) -> Iterator[list[
                         group.append(stack.pop())
                     on_stack.difference_update(group)
                     yield group
-
-
-def _feeds_itself(group: list[str], edges: Mapping[str, AbstractSet[str]]) -> bool:
-    return len(group) > 1 or group[0] in edges.get(group[0], ())

@@ -19,7 +19,6 @@ class Topology:
         self._consumers = config.matching(settings.STREAM_CONSUMERS)
 
     def consumers(self, stream: str) -> dict[str, str]:
-        """The addresses of the clusters that consume ``stream``, by cluster."""
         found: dict[str, str] = {}
         for cluster in self._consumers.get(stream, ()):
             if cluster not in self._addresses:

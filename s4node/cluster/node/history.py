@@ -40,7 +40,6 @@ class History:
         self._versions: dict[str, tuple[str, str, str]] = {}
 
     def failed_once(self, one: ContainerStatus) -> None:
-        """Note the last failure of a container, once."""
         if one.failure and not any(
             (each.ms, each.app, each.kind) == (one.failed_ms, one.app, RESTART)
             for each in self.last

@@ -70,12 +70,11 @@ class Redirector:
 
             self.log = LogHost(
                 config,
+                self._listener,
                 node=node,
                 incarnation=tokens.fresh(6),
                 headers=self._headers,
                 owner=self,
-                waker=self._listener.waker,
-                effects=self._listener.effects,
             )
         self._drain_frame = b""
         self._lookup = lookup

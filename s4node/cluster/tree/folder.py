@@ -213,7 +213,6 @@ class FolderSession(TreeSession):
             log.info(f"can {what} again", session=self.name)
 
     async def look(self) -> None:
-        """Watch the tree and the other sessions, until this session is lost."""
         try:
             await self._poll()
         except (CoordinationError, OSError) as error:

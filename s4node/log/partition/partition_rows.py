@@ -95,7 +95,6 @@ class StoredFrame:
 
 
 def row_of(entry: Entry, total: int) -> tuple[Any, ...]:
-    """The row of an entry; ``total`` is the running total of the previous row."""
     frame = entry.frame
     head = _encoder.encode(
         (

@@ -27,8 +27,8 @@ from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
 from s4node.net.transport import fork_guard
+from s4node.net.transport.network import first_answering, why_all_silent
 from s4node.net.transport.pair_socket import host_and_port, need_trio
-from s4node.net.transport.why_silent import first_answering, why_all_silent
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Startpoint
 

@@ -23,8 +23,7 @@ from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reading import Reading, fault_of
 from s4node.net.transport.dialled_peer import DialledPeer
-from s4node.net.transport.network import DialledPipe
-from s4node.net.transport.why_silent import why_silent
+from s4node.net.transport.network import DialledPipe, why_silent
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")

@@ -26,8 +26,8 @@ from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport import fork_guard
+from s4node.net.transport.network import first_answering, why_all_silent
 from s4node.net.transport.pair_socket import host_and_port, need_trio
-from s4node.net.transport.why_silent import first_answering, why_all_silent
 from s4node.offsets.startpoint import Startpoint, Upcoming, check_places, startpoint_of
 
 WINDOW_BYTES = 16_777_216

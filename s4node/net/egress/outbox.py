@@ -35,19 +35,7 @@ from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
 from s4node.events.routing import KeyRule, Router, key_text
 from s4node.events.schema import JsonText
 from s4node.events.type_declaration import TypeDecl
-from s4node.net.egress.closed_layouts import (
-    ClosedLayout,
-    Place,
-    Put,
-    PutOrder,
-    closed_layouts,
-    closings_in,
-    in_order,
-    last_ruling,
-    layout_in,
-    placing,
-    unsettled_events,
-)
+from s4node.net.egress import closed_layouts as layouts
 from s4node.net.egress.lane import (
     Forget,
     FrameBuilder,
@@ -117,10 +105,12 @@ class Outbox:
         self.answer: wire.Hello | None = None
         self.latest = LatestTime(stream, by_commits=committed)
         self.layout: int | None = None  # the number of the stream's layout, if it is durable
-        self.closed: list[ClosedLayout] = []  # in which an earlier life's events are counted
+        self.closed: list[
+            layouts.ClosedLayout
+        ] = []  # in which an earlier life's events are counted
         self.counted_before = 0  # events of earlier lives in layouts that have ended
         self._returns = returns
-        self._order: PutOrder | None = None
+        self._order: layouts.PutOrder | None = None
         self._settled_before = 0  # events that nodes have processed in earlier layouts
         self._key = key
         self._router: Router | None = None
@@ -292,7 +282,7 @@ class Outbox:
         """
         if not 1 <= answer.partitions <= 4096:
             return f"the node claims {answer.partitions} partitions"
-        layout = layout_in(answer.headers)
+        layout = layouts.layout_in(answer.headers)
         changed = bool(self.lanes) and layout is not None and layout != self.layout
         if changed and (problem := self._change_layout(answer, layout or 0, again=again)):
             return problem
@@ -310,16 +300,18 @@ class Outbox:
             if self.types.taken is not None:  # classes may have been declared since the hello
                 self.types.reject_unfit(answer.types)
             self._open_layout(answer, layout)
-            closings = closings_in(answer.headers)
+            closings = layouts.closings_in(answer.headers)
             self.counted_before = sum(sum(each.numbers) for each in closings)
-            self.closed = closed_layouts(closings, self._placing) if again else []
+            self.closed = layouts.closed_layouts(closings, self._placing) if again else []
         return ""
 
     # -- layouts -----------------------------------------------------------------------------
 
     def _open_layout(self, answer: wire.Hello, layout: int | None) -> None:
         self.layout = layout
-        self._order = PutOrder(answer.partitions) if self._returns and layout is not None else None
+        self._order = (
+            layouts.PutOrder(answer.partitions) if self._returns and layout is not None else None
+        )
         self.open_lanes(answer.partitions, "")
         self._set_routing(answer)
 
@@ -332,26 +324,29 @@ class Outbox:
         if problem := self.settlement.prevents_layout(answer):
             return problem
         self.route()
-        ended, *between = closings_in(answer.headers) or (Closing(()),)
+        ended, *between = layouts.closings_in(answer.headers) or (Closing(()),)
         before, self.lanes = self.lanes, []
         left = [each for lane in before for each in self._uncounted(lane, ended, again=again)]
         order = self._order if self._router is not None and len(before) > 1 else None
-        earlier = [*self.closed, ClosedLayout(before, self._placing(len(before), self._turn))]
+        earlier = [
+            *self.closed,
+            layouts.ClosedLayout(before, self._placing(len(before), self._turn)),
+        ]
         self._turn = self._ready_events = self._weighed = 0
         self._open_layout(answer, layout)
-        self.closed = closed_layouts(between, self._placing) if again else []
-        self._route_from(in_order(left, order))
+        self.closed = layouts.closed_layouts(between, self._placing) if again else []
+        self._route_from(layouts.in_order(left, order))
         self.closed = [*earlier, *self.closed] if again else []
         return ""
 
-    def _uncounted(self, lane: Lane, ended: Closing, *, again: bool) -> list[Put]:
+    def _uncounted(self, lane: Lane, ended: Closing, *, again: bool) -> list[layouts.Put]:
         """The events of a lane of a layout that has ended that do not count, with their places."""
-        ruling = last_ruling(ended, lane.partition)
+        ruling = layouts.last_ruling(ended, lane.partition)
         self.take_ruling(lane, ruling)
         if again:
             lane.known = max(lane.known, ruling.upto)
             self._count_off(lane)
-        found = unsettled_events(lane, self.types, self._refuse)
+        found = layouts.unsettled_events(lane, self.types, self._refuse)
         self._settled_before += lane.upto - lane.start + len(lane.excepted)
         self.frame_bytes -= sum(frame.size for frame in lane.frames)
         lane.frames.clear()
@@ -365,10 +360,10 @@ class Outbox:
             self.encode(lane, min(lane.known - lane.next_number, self.builder.max_events), 0, 0, 0)
         self._settled_before += lane.next_number - before
 
-    def _placing(self, partitions: int, turn: int = 0) -> Place:
+    def _placing(self, partitions: int, turn: int = 0) -> layouts.Place:
         """How events are routed over so many partitions."""
         only = None if self._only is None else self.producer
-        return placing(partitions, self._rule, self._hasher, only, turn)
+        return layouts.placing(partitions, self._rule, self._hasher, only, turn)
 
     def reject(self, classes: Collection[type], reason: str) -> None:
         """Refuse waiting and further events of classes that the node does not accept."""

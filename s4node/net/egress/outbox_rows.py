@@ -210,7 +210,8 @@ class ChannelRows(Forget):
         self._declared = versions.keys() & ours
         others = versions.keys() - ours
         if others:
-            used = fingerprints_in(f.data for frames in saved.frames.values() for f in frames)
+            kept = [frame.data for frames in saved.frames.values() for frame in frames]
+            used = {each.fingerprint for data in kept for each in data_of(data)[0].sections}
             types.versions = {each: versions[each] for each in others & used}
             for each in () if saved.spilled else others - used:  # unknown until they are read
                 self.changes.put(self.keys.type(each), None)
@@ -263,10 +264,6 @@ class ChannelRows(Forget):
             yield self.keys.type(fingerprint)
         yield self.keys.lanes
         yield self.keys.life
-
-
-def fingerprints_in(frames: Iterable[bytes]) -> set[int]:
-    return {section.fingerprint for data in frames for section in data_of(data)[0].sections}
 
 
 def decoder_of(types: StreamTypes, versions: Mapping[int, TypeDecl]) -> FrameDecoder:

@@ -37,7 +37,6 @@ class OwnEvents:
         self._saved = 0  # rows that may exist
 
     def begin_commit(self, events: Sequence[Any]) -> None:
-        """Begin a commit of the waiting ``events``, and of the spilled ones."""
         self.spill.flush()
         if self._spilled.grew:
             self._spilled.grew = False
@@ -111,7 +110,6 @@ class _SpillRows:
 
 
 def _encoded(events: list[Any], types: StreamTypes) -> Iterator[bytes | EventError]:
-    """Encode events as frames; yield an error for each event that cannot be encoded."""
     if not events:
         return
     try:

@@ -104,7 +104,6 @@ class Routes:
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
 
     def to(self, address: str) -> NodeRoute:
-        """The route to the node at ``address``, made if there is none."""
         for route in self.by_address.values():
             if address in (route.address, route.alias):
                 return route

@@ -215,7 +215,6 @@ class StreamAdmission:
         return tuple(positions)
 
     def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
-        """Make the lane of a producer that begins at its row, or else at ``start``."""
         row = self.roster.row(producer, partition)
         start = start if row is None else row.number
         lane = ProducerLane(self, producer, partition, start, self.credit(partition))
@@ -308,7 +307,6 @@ class StreamAdmission:
         lane.on(event)
 
     def _move_on(self, lane: ProducerLane, end: int, weight: float) -> None:
-        """Advance a lane to ``end``, with events of ``weight`` bytes each."""
         if lane.flow is not Flow.OPEN:
             lane.on(On.TAKEN)
         lane.gap_first = -1

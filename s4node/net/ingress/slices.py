@@ -63,7 +63,6 @@ class Slices:
             del self._busy[connection]
 
     def line_ended(self, waiting: int) -> None:
-        """Note that the last slice was one of the line, in which so many others wait."""
         began, now = self._last
         if self._left_at is not None:
             self._behind += (began - self._left_at) * _OF_THE_REST

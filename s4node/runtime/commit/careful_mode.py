@@ -68,7 +68,6 @@ class CarefulMode:
             self._watch(task)
 
     def well_past(self, partition: int, files: DeathFiles) -> None:
-        """Note that a task with these ``files``, if it is here, is well past where it began."""
         if self.files.get(partition) is files:
             files.well_past()
             self._behind_no_more(partition)
@@ -117,8 +116,6 @@ class CarefulMode:
 
 
 class _CarefulTask:
-    """A task in careful mode: writes the place of each event."""
-
     __slots__ = ("_files", "_mode", "_task")
 
     def __init__(self, mode: CarefulMode, task: Task, files: DeathFiles) -> None:

@@ -156,7 +156,6 @@ class Recovery:
             self._dead_letter_queue.send_skipped(task, left.place, left.dead_letter)
 
     def skip_named(self, task: Task, files: DeathFiles) -> None:
-        """Skip the events that ``s4 dead-letter skip`` has named."""
         for one in files.skipped:
             task.failures.isolation.poison_events.add(Place(one.origin, one.number), DIED)
 

@@ -203,7 +203,6 @@ class TaskCommits:
             )
 
     def roll_back(self, new: Task) -> None:
-        """Roll back to the last commit for ``new``, which replaces a failed task."""
         self.task = new
         self.again = False
         self._expire_at = {}
@@ -213,7 +212,6 @@ class TaskCommits:
         self.pending = None
 
     def remove_startpoints(self, startpoints: Collection[str]) -> None:
-        """Leave removed startpoints out of the next commit."""
         self.checkpoint = self.checkpoint.without(startpoints)
         self.state.remove_consumed(startpoints)
 
@@ -412,7 +410,6 @@ class TaskCommits:
             ) from error
 
     async def acknowledge(self, what: TaskProgress) -> None:
-        """Acknowledge a commit that is safe to producers, startpoints and the task."""
         self._context.commits += 1
         size, now = self.state.bytes_written - self._bytes_before, now_ms()
         self._context.times.ended(now / 1000, (now - self._written_ms) / 1000, max(0, size))

@@ -205,9 +205,7 @@ class Container:
         StageConfigs(app, config, durable, keeps=self.replay.keeps).check_executors()
         self._fenced = self.replay.keeps and not fast and bool(config[settings.STATE_URL])
         self._choosers = ChooserSettings.from_config(config)
-        self._choosers.check_class_and_streams(
-            [stream.name for stream in replayable(app)], live_of(app)
-        )
+        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
             self.log.check_names()
 

@@ -1,6 +1,10 @@
-"""The drain of a stopping container: what it waits for, and which events it loses.
+"""The drain of a stopping container: what it waits for, and which events it loses; and quiescence.
 
 Rules
+- Quiescence is that no task is busy, and no event on its way between tasks. Events between durable
+  tasks leave by a commit of the sender, and stay in its outbox until a commit of the receiver. So
+  waiting for quiescence requests commits. Events whose receiver is away stay in the outbox, and are
+  not waited for.
 - Members that stop together go on taking events from each other until all is quiet.
 - A stop that takes long logs once what it waits for.
 - Output events without an acknowledgement at the container's end are lost. They are logged by
@@ -13,16 +17,18 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import trio
 
 from s4node.errors import EventsLost
 from s4node.logger import get_logger
+from s4node.runtime.commit.committer import Committer
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.outputs import Outputs
+from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
 
@@ -31,6 +37,8 @@ _LOG_AFTER_SECONDS = 2.0
 
 _QUIET_SECONDS = 0.25
 """A stopping member waits until nothing has come from the others for so long."""
+
+_LOOK_SECONDS = 0.005
 
 
 @dataclass(eq=False, repr=False)
@@ -135,3 +143,44 @@ class Drain:
             f"not processed, and allow a longer stop (task.shutdown.ms), or stop the app while its "
             f"consumers run"
         )
+
+
+@dataclass(eq=False, repr=False)
+class Quiescence:
+    """Waits for the quiescence of ``tasks``, which change; ``undoes``: they can be rolled back."""
+
+    _loop: RunLoop
+    _tasks: Mapping[int, Task]
+    _committer: Committer
+    _outputs: Outputs
+    _undoes: bool
+
+    async def wait(self) -> None:
+        """Wait until no task has anything to do, and all events between tasks are committed."""
+        while (  # noqa: ASYNC110 - any of many things may end it
+            self._ask_commits()
+            or self._outputs.moving
+            or not self._loop.idle
+            or not all(task.at_rest for task in self._tasks.values())
+        ):
+            await trio.sleep(_LOOK_SECONDS)
+
+    def arrived(self) -> bool:
+        """Return True if no event is on its way between tasks, nor would be after a rollback.
+
+        Otherwise request commits.
+        """
+        if self._outputs.idle and not self._undoes:
+            return True
+        return not self._ask_commits() and self._outputs.idle
+
+    def _ask_commits(self) -> bool:
+        """Have tasks commit that have changes; return False if none has."""
+        found = False
+        for task in self._tasks.values():
+            if self._committer.changed(task):
+                found = True
+                if not self._committer.writes(task):
+                    task.want_commit()
+                    self._loop.wake(task)
+        return found

@@ -62,12 +62,11 @@ class FrameRouter:
 
             self.log = LogHost(
                 config,
+                self.listener,
                 node=node,
                 incarnation=incarnation,
                 headers=self.headers,
                 owner=self,
-                waker=self.listener.waker,
-                effects=self.listener.effects,
             )
         self.status: StatusAnswers | None = None
         """Says how the container is, if nobody else does."""

@@ -19,6 +19,7 @@ import trio
 from s4node import clocks
 from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream
+from s4node.app.stream_task import TaskApp
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
@@ -38,7 +39,7 @@ from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.schedule import OF_CONTAINER, CommitBudget
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.stream_task_processor import processor_of
+from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import STREAM
 from s4node.stages.stage import Stage
@@ -96,15 +97,17 @@ class Partitions:
         name = name or f"Partition {partition}"
         metrics = MetricsRegistry(name)
         clock = trio.lowlevel.current_clock().current_time  # tasks may run in threads
-        processor = processor_of(
-            self._app,
-            partition,
-            clock,
-            name=name,
-            settings=self._settings,
-            inputs=inputs,
-            metrics=metrics,
-        )
+        processor = None
+        if isinstance(self._app, TaskApp):
+            processor = StreamTaskProcessor(
+                self._app,
+                partition,
+                clock,
+                name=name,
+                settings=self._settings,
+                inputs=inputs,
+                metrics=metrics,
+            )
         bootstrap = self._choosers.bootstrap_of(inputs)
         task = self.tasks[partition] = Task(
             self._app,
@@ -272,7 +275,6 @@ class Partitions:
         return dropped
 
     def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
-        """Hand on events that ``task`` has put on ``stream`` while processing ``source``."""
         if source and (source, stream.name) not in self._known_edges:
             self._pipeline.learn(source, stream.name)
         if self._subscribers.subscribers:

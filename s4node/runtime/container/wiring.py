@@ -27,14 +27,13 @@ from s4node.logger import get_logger
 from s4node.metrics.reporting import Reporting
 from s4node.net.ingress.served_address import check_reachable
 from s4node.offsets.cuts import Cuts
-from s4node.runtime.container.drain import Drain
+from s4node.runtime.container.drain import Drain, Quiescence
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.fast_parts import FastParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Lifecycle
 from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.container.partitions import Partitions
-from s4node.runtime.container.quiescence import Quiescence
 from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports

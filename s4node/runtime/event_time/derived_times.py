@@ -85,7 +85,6 @@ class DerivedTimes:
             one.watermark = max(one.watermark, lowest(self._watermarks, names))
 
     def processed(self, stream: str) -> None:
-        """Note that events of a stream may have opened windows, or set timers."""
         self._behind.update(self._places.get(stream, ()))
 
     def called(self) -> None:

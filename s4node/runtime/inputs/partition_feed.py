@@ -70,9 +70,7 @@ class FeedOwner(Protocol):
 
     def runs_ahead(self, ssp: SystemStreamPartition, tasks: Iterable[Task]) -> bool: ...
 
-    def report_ends(self, ssp: SystemStreamPartition) -> None:
-        """Report to the tasks that a partition has ended for good."""
-        ...
+    def report_ends(self, ssp: SystemStreamPartition) -> None: ...
 
 
 _KNOWN_BATCHES = 1000

@@ -36,7 +36,6 @@ class CoordinatorRequests:
         self._tasks.append(task)
 
     def remove(self, task: Task) -> None:
-        """Remove a task that another one replaces; its requests stay."""
         self._tasks.remove(task)
 
     def apply(self, task: Task, asked: Asked) -> list[Task]:

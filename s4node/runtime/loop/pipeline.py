@@ -55,8 +55,8 @@ class Holder(Protocol):
 class Pipeline(Room):
     """The stages of ``app`` in one container.
 
-    ``edges`` are known before it runs. ``keeps`` says that tasks keep state. Raises ConfigError if
-    a stage would drop events of a ``durable`` stream or a replayable input, or could not obey.
+    ``edges`` are known before it runs. ``keeps`` says that tasks keep state. The stages can obey
+    their settings: ``StageConfigs.check_executors`` has found no mistake.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class Pipeline(Room):
         keeps: bool = False,
     ) -> None:
         self.configs = StageConfigs(app, config, durable, keeps=keeps)
-        self.configs.check_executors()
         self.order = Order(Edges(edges))
         self._app = app
         self._config = config
@@ -121,7 +120,7 @@ class Pipeline(Room):
             executors = [stage.executor]
             if isinstance(self._app.streams[name], InputStream):
                 executors.append(self.deserializers[name].executor)
-            limiting = tuple(executor for executor in executors if _limits(executor))
+            limiting = tuple(e for e in executors if type(e).allowance is not Executor.allowance)
             if limiting:
                 found[name] = limiting
         return found
@@ -129,7 +128,6 @@ class Pipeline(Room):
     # -- holding ------------------------------------------------------------------------------
 
     def learn(self, source: str, stream: str) -> None:
-        """Learn that handlers of ``source`` put events on ``stream``."""
         if self.order.learn(source, stream):
             self.freed = True
             self._log_cycles()
@@ -229,7 +227,3 @@ class Pipeline(Room):
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def _limits(executor: Executor) -> bool:
-    return type(executor).allowance is not Executor.allowance

@@ -79,8 +79,9 @@ class StageConfigs:
             key = self._key(settings.STAGE_EXECUTOR, stage, name)
             origin = self._config.origin(key)
             if executor != "block" and origin != "default":
+                where = "" if origin == "code" else f" ({origin})"  # code: of a deployed app
                 raise ConfigError(
-                    f"{key} = {executor} ({origin}): app {self._app.name!r} keeps state, so what "
+                    f"{key} = {executor}{where}: app {self._app.name!r} keeps state, so what "
                     f"its tasks send leaves with their commits, and nothing of it is throttled or "
                     f"dropped; set s4.{stage}.{name}.executor = block"
                 )

@@ -24,7 +24,6 @@ class Refusals:
         self._logged: set[tuple[str, ...]] = set()
 
     def dropped(self, stage: str, stream: str, count: int, reason: str) -> None:
-        """Report events of the app that a stage has dropped and counted."""
         what = "events that the app has put were dropped; further ones are only counted"
         if (what, stage, stream) not in self._logged:
             self._logged.add((what, stage, stream))

@@ -122,7 +122,6 @@ class Subscribers:
         self.subscribers.setdefault(stream, {})[onlooker] = onlooker
 
     def show(self, stream: str, events: list[Any]) -> None:
-        """Offer events that the app has put on a stream to its subscribers."""
         if stream in self.subscribers:
             shown = copies_of(events)  # a PE that gets them may change them
             for subscriber in self.subscribers[stream].values():

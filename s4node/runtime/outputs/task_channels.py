@@ -347,7 +347,6 @@ class TaskChannels:
     # -- events on their way -----------------------------------------------------------------
 
     def put(self, stream: str, partition: int, events: Sequence[Any], sender: str = "") -> None:
-        """Take events that the task has put for another one, or has from a producer, ``sender``."""
         channel = self.channels.get(stream) or self._channel(stream)
         channel.release.put(events, partition, sender=sender)
         self._after_put(stream, stream, channel)

@@ -249,7 +249,7 @@ class ChooserSettings:
         priorities = first | config.matching(settings.STREAM_PRIORITY)
         return cls(config[settings.CHOOSER], config[settings.BATCH_SIZE], priorities, bootstrap)
 
-    def check_class_and_streams(self, replayable: Collection[str], live: Collection[str]) -> None:
+    def check(self, replayable: Collection[str], live: Collection[str]) -> None:
         """Raise ConfigError if there is no such chooser, and for settings of streams that are not
         inputs of these names.
 

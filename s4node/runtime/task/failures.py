@@ -101,7 +101,6 @@ class Failures(Generic[T]):
         self._halt()
 
     def timed_out(self, batch: EventBatch, index: int, seconds: float) -> EventTimeout:
-        """The failure of an event that has not ended after ``seconds``."""
         failure = EventTimeout(self._app, self._name, batch.position(index), seconds)
         failure.at = batch, index
         return failure

@@ -146,7 +146,6 @@ class _Prototype:
         self._codec.restore(instance, data)
 
     def instance_of(self, key: Any) -> ProcessingElement | None:
-        """A copy of the saved instance of a key; None if there is none."""
         data = self.saved.find([key]).get(key)
         if data is None or self.ended(key, data) is None:
             return None
@@ -261,7 +260,6 @@ class PeState:
             yield from timers.restore_all()
 
     def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, dispatch.Saver]:
-        """The savers, by prototype, that the dispatch of a stream calls for its instances."""
         if parallel or stream.key is None:
             return self._windows
         return {**self._savers, **self._windows}

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
-from s4node.app.app import App
 from s4node.app.plan import graph
 from s4node.app.stream import OutputStream, begin_put, emitted, end_put
 from s4node.app.stream_task import Envelope, TaskApp
@@ -380,24 +379,6 @@ class StreamTaskProcessor(Processor):
             raise self._blame(name, error) from error
         finally:
             end_put(token)
-
-
-def processor_of(
-    app: App,
-    partition: int,
-    clock: Callable[[], float],
-    *,
-    name: str,
-    settings: TaskSettings,
-    inputs: Sequence[SystemStreamPartition] = (),
-    metrics: MetricsRegistry | None = None,
-) -> StreamTaskProcessor | None:
-    """The processor of a partition of a TaskApp; None for an app of PEs."""
-    if not isinstance(app, TaskApp):
-        return None
-    return StreamTaskProcessor(
-        app, partition, clock, name=name, settings=settings, inputs=inputs, metrics=metrics
-    )
 
 
 class _NoKey(Exception):  # noqa: N818 - takes the place of the key

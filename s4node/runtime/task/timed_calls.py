@@ -190,7 +190,6 @@ class TimedCalls:
             self._slow.setdefault(each.instances.prototype.cls.__name__, False)
 
     def _failed_before(self, windows: WindowInstances) -> Iterator[Calls]:
-        """The calls of ``on_window`` of one PE that failed in an earlier run."""
         on_window = windows.prototype.on_window
         assert on_window is not None
         for due in windows.failed.calls():
@@ -268,7 +267,6 @@ def _what(instance: Any, timer: Timer | None = None) -> HookCall:
 def _over(
     failed: FailedWindows, done: Callable[[Sequence[Any]], None] | None, instances: Sequence[Any]
 ) -> None:
-    """Note results of windows; those that have failed before are not needed any more."""
     failed.drop_all_within(instances)
     if done is not None:
         done(instances)

@@ -106,7 +106,7 @@ class _Run:
         self._rows = PutRows(app, replay.wanted, replay.order.fields, self._now)
         for prototype, _ in app.prototypes.values():
             prototype.cache_size, prototype.cache_idle = 0, 0.0  # nothing leaves
-        self._pes = PeProcessor(app, 0, _no_time, wall=lambda: replay.now)
+        self._pes = PeProcessor(app, 0, lambda: 0.0, wall=lambda: replay.now)
         self._instances = {name: self._pes.instances[name] for name in replay.stage.pes}
         for instances in self._instances.values():
             instances.before = None  # calls come between the events of all keys
@@ -338,10 +338,6 @@ class _Run:
             [pa.array(c, type=f.type) for c, f in zip(columns, self._rows.schema, strict=True)],
             schema=self._rows.schema,
         )
-
-
-def _no_time() -> float:
-    return 0.0
 
 
 def _complete(awaitable: Any) -> None:

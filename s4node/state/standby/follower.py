@@ -276,12 +276,10 @@ class Follower:
 
 
 def remove_standbys(folder: Path) -> None:
-    """Remove the followers' folders of all tasks of the job in ``folder``."""
     for standby in (folder / "tasks").glob(f"*/{STANDBY}"):
         remove_standby(standby.parent)
 
 
 def remove_standby(folder: Path) -> None:
-    """Remove the follower's folder of the task with its epochs in ``folder``."""
     epochs.unmark(folder / STANDBY)
     shutil.rmtree(folder / STANDBY, ignore_errors=True)

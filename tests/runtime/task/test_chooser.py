@@ -278,7 +278,7 @@ def test_chooser_settings_of_streams_that_are_not_inputs_are_refused(key: str, w
         Config.from_values({key: value, "streams.a.b.samza.priority": "1"})
     )
     with pytest.raises(ConfigError) as caught:
-        found.check_class_and_streams(["a.b"], ["live"])
+        found.check(["a.b"], ["live"])
     assert str(caught.value).startswith(f"{key}: {what}")
 
 

@@ -95,7 +95,6 @@ class Isolation(Generic[T]):
     # -- events ------------------------------------------------------------------------------
 
     def loaded(self, batch: EventBatch) -> None:
-        """Skip the poison events of a batch that has just been loaded."""
         known = self.poison_events
         if (known.numbered or known.own) and (found := known.leave_out(batch)):
             self.policy.left_out(self._task, batch, found)
@@ -108,7 +107,6 @@ class Isolation(Generic[T]):
         self.policy.call_left_out(self._task, left)
 
     def add_call_dead_letter(self, left: LeftOutCall, stream: Stream) -> None:
-        """Add a dead letter for a failed call to the next commit."""
         self._unsent_calls.append((stream, left.dead_letter))
 
     def taken(self, *, end_notified: bool) -> list[tuple[Stream, Any]]:

@@ -130,7 +130,6 @@ class PoisonEvents:
             del numbers[next(iter(numbers))]
 
     def leave_out(self, batch: EventBatch) -> list[LeftOut]:
-        """Take poison events out of a batch that has just been loaded, and return them."""
         faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
         if not faults:
             return []
