@@ -12,6 +12,7 @@ import re
 import sys
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -240,14 +241,11 @@ def imports_in(node: ast.AST, module: str, typing: bool = False) -> list[Import]
     return found
 
 
-def imports_of(path: Path, module: str) -> list[Import]:
-    return imports_in(ast.parse(path.read_text(encoding="utf-8")), module)
-
-
 MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
 FACES = {module for module, path in MODULES.items() if path.name == "__init__.py"}
 INNER = sorted(MODULES.keys() - FACES)  # all but the __init__ of rooms
-IMPORTS = [found for module, path in MODULES.items() for found in imports_of(path, module)]
+IMPORTS = [found for module, tree in TREES.items() for found in imports_in(tree, module)]
 RUNNING = [found for found in IMPORTS if not found.typing]
 PURE = {
     f"{place}.{name}".removeprefix(".")
@@ -277,8 +275,13 @@ for _found in IMPORTS:
         GRAPH[_found.module].add(_target)
 
 
-def code_lines(path: Path) -> int:
-    source = path.read_text(encoding="utf-8")
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    return [*ast.walk(TREES[module])]
+
+
+def code_lines(module: str) -> int:
+    source = MODULES[module].read_text(encoding="utf-8")
     lines: set[int] = set()
     layout = (
         tokenize.COMMENT,
@@ -291,7 +294,7 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in layout:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(module):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             body = node.body
             if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
@@ -359,28 +362,25 @@ def test_a_room_is_small_enough_to_be_seen_whole() -> None:
 
 def test_what_may_be_larger_is_listed_only_as_long_as_it_is() -> None:
     sizes = Counter(room(module) for module in INNER)
-    assert {module for module in LISTS if code_lines(MODULES[module]) <= MOST_CODE} == set()
+    assert {module for module in LISTS if code_lines(module) <= MOST_CODE} == set()
     assert {one for one in MANY_FILES if sizes[one] <= MOST_FILES} == set()
 
 
 def test_a_file_is_short_enough_to_be_read_at_once() -> None:
-    lines = {module: code_lines(MODULES[module]) for module in MODULES.keys() - LISTS}
+    lines = {module: code_lines(module) for module in MODULES.keys() - LISTS}
     assert {module: count for module, count in lines.items() if count > MOST_CODE} == {}
 
 
 def test_every_room_says_what_it_holds_what_it_may_touch_and_where_to_begin() -> None:
     for module in sorted(FACES - {""}):
-        text = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or ""
+        text = ast.get_docstring(TREES[module]) or ""
         assert "It may touch" in text, module
         assert "Begin with" in text, module
         assert 3 <= len(text.splitlines()) <= 14, module
 
 
 def test_modules_that_own_a_guarantee_begin_with_a_theory_of_operation() -> None:
-    texts = {
-        module: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        for module, path in MODULES.items()
-    }
+    texts = {module: ast.get_docstring(tree) or "" for module, tree in TREES.items()}
     found = {module for module, text in texts.items() if "\nTheory of operation\n" in text}
     assert found == THEORY
     for module in THEORY:
@@ -420,18 +420,14 @@ def test_docstrings_begin_with_the_thing_and_not_with_a_question() -> None:
     folders = ("s4node", "pyspark_s4", "apps", "benchmarks", "tests")
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for folder in folders
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.match(r'\s*"""(Why|What|So many) ', line)
     ]
     assert not found, "\n".join(found)
 
 
 def test_a_name_that_many_classes_have_means_the_same_in_all() -> None:
     classes: Counter[str] = Counter()
-    for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for module in MODULES:
+        for node in nodes(module):
             if isinstance(node, ast.ClassDef):
                 functions = (ast.FunctionDef, ast.AsyncFunctionDef)
                 classes.update(
@@ -500,7 +496,7 @@ def test_what_runs_in_containers_reads_the_time_and_calls_in_threads_by_the_cont
     found = {
         module
         for module in INNER
-        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        for node in nodes(module)
         if isinstance(node, ast.Attribute) and ast.unparse(node) in read
     }
     ends = {module: {module, room(module), module.split(".")[0]} for module in found}
@@ -539,7 +535,7 @@ def test_the_page_about_the_architecture_draws_each_room_above_those_it_imports(
 
 def test_every_room_says_with_which_of_its_modules_to_begin() -> None:
     for face in sorted(FACES - {""}):
-        text = ast.get_docstring(ast.parse(MODULES[face].read_text(encoding="utf-8"))) or ""
+        text = ast.get_docstring(TREES[face]) or ""
         begin = text[text.index("Begin with") :]
         named = re.findall(r"``([a-z_0-9.]+)``", begin)
         mine = [module for module in MODULES if module.startswith(f"{face}.")]
@@ -548,7 +544,6 @@ def test_every_room_says_with_which_of_its_modules_to_begin() -> None:
 
 def public_names() -> set[str]:
     """The names that ``from s4node import`` gives, read from the source."""
-    for node in ast.parse(MODULES[""].read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             return set(ast.literal_eval(node.value))
     raise AssertionError("s4node has no __all__")
@@ -560,7 +555,7 @@ def public_names() -> set[str]:
 def test_apps_use_only_what_s4node_offers(path: Path) -> None:
     public = public_names()
     private = []
-    for found in imports_of(path, str(path.relative_to(ROOT))):
+    for found in imports_in(ast.parse(path.read_text("utf-8")), str(path.relative_to(ROOT))):
         if found.target.split(".")[0] == "s4node":
             of_spark = found.target.split(".")[:2] == ["s4node", "spark"]
             if not (found.target == "s4node" and found.name in public) and not (

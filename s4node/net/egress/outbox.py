@@ -105,9 +105,7 @@ class Outbox:
         self.answer: wire.Hello | None = None
         self.latest = LatestTime(stream, by_commits=committed)
         self.layout: int | None = None  # the number of the stream's layout, if it is durable
-        self.closed: list[
-            layouts.ClosedLayout
-        ] = []  # in which an earlier life's events are counted
+        self.closed: list[layouts.ClosedLayout] = []  # where an earlier life's events are counted
         self.counted_before = 0  # events of earlier lives in layouts that have ended
         self._returns = returns
         self._order: layouts.PutOrder | None = None
@@ -309,9 +307,8 @@ class Outbox:
 
     def _open_layout(self, answer: wire.Hello, layout: int | None) -> None:
         self.layout = layout
-        self._order = (
-            layouts.PutOrder(answer.partitions) if self._returns and layout is not None else None
-        )
+        orders = self._returns and layout is not None
+        self._order = layouts.PutOrder(answer.partitions) if orders else None
         self.open_lanes(answer.partitions, "")
         self._set_routing(answer)
 
@@ -328,10 +325,8 @@ class Outbox:
         before, self.lanes = self.lanes, []
         left = [each for lane in before for each in self._uncounted(lane, ended, again=again)]
         order = self._order if self._router is not None and len(before) > 1 else None
-        earlier = [
-            *self.closed,
-            layouts.ClosedLayout(before, self._placing(len(before), self._turn)),
-        ]
+        place = self._placing(len(before), self._turn)
+        earlier = [*self.closed, layouts.ClosedLayout(before, place)]
         self._turn = self._ready_events = self._weighed = 0
         self._open_layout(answer, layout)
         self.closed = layouts.closed_layouts(between, self._placing) if again else []
