@@ -1,7 +1,7 @@
 """Stages: bounded queues of batches, and what they do when they are full.
 
-``stage`` is the queue. ``executors`` decides whether it blocks, sheds or throttles, ``credit`` how
-far producers may send. ``key_order`` says which events of a parallel stream may begin.
+``stage`` is the queue, and how far producers may send. ``executors`` decides whether it blocks,
+sheds or throttles. ``key_order`` says which events of a parallel stream may begin.
 
 It may touch ``events``, ``config`` and ``errors``. Every module is pure: time is an argument.
 

@@ -19,7 +19,8 @@ Rules
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
 - While a stage that withholds is over capacity, a producer with events in flight gets no more, and
   one without gets its share: a held producer is remembered and served when there is room again. A
-  stage that drops instead holds no producer.
+  stage that drops instead holds no producer. A producer may get no more, whatever the stage has,
+  while there is no room where the stream leads.
 - If a stream feeds itself, events that its own app puts on it go to the ``overflow`` once the stage
   is full, and come back in order: there is always room for them, and memory stays bounded.
 """
@@ -27,7 +28,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, KeysView, Sized
 from typing import Any, Generic, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
@@ -446,3 +447,38 @@ class Credit(Generic[P]):
         if self.held and not self.full:
             released, self.held = self.held, released
         return released.keys()
+
+
+class Room:
+    """The room where streams lead; here there always is some. ``full`` is empty if nothing is."""
+
+    full: Sized = ()
+
+    def stops(self, stream: str, partition: int) -> bool:  # noqa: ARG002
+        """Return True if programs get no more credit for a stream in a partition."""
+        return False
+
+
+class Stopped(Generic[P]):
+    """The producers of ``stream`` that get no more credit until there is ``room`` where it leads,
+    by partition."""
+
+    def __init__(self, room: Room, stream: str) -> None:
+        self.producers: dict[P, int] = {}
+        self.room = room
+        self._stream = stream
+
+    def stops(self, producer: P, partition: int) -> bool:
+        """Return True if a producer gets no more credit, and note it if so."""
+        if not self.room.stops(self._stream, partition):
+            return False
+        self.producers[producer] = partition
+        return True
+
+    def release(self) -> list[P]:
+        """The noted producers that may go on."""
+        found = self.producers.items()
+        free = [one for one, at in found if not self.room.stops(self._stream, at)]
+        for producer in free:
+            del self.producers[producer]
+        return free

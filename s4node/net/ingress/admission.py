@@ -51,9 +51,8 @@ from s4node.net.ingress.producer_life import (
 from s4node.net.ingress.roster import Greeting, Roster
 from s4node.net.wire import frame as wire
 from s4node.offsets.receipts import BatchReceipt
-from s4node.stages.backpressure import Room, Stopped
 from s4node.stages.executors import UNLIMITED
-from s4node.stages.stage import Credit, Gauge, Stage
+from s4node.stages.stage import Credit, Gauge, Room, Stage, Stopped
 
 MAX_AWAY = 16_384
 """Lanes of a stream that are remembered while their producers are away."""

@@ -38,8 +38,7 @@ from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.outputs.outputs import Outputs
-from s4node.stages.backpressure import Room
-from s4node.stages.stage import Gauge, Stage
+from s4node.stages.stage import Gauge, Room, Stage
 
 log = get_logger("s4node.runtime")
 

@@ -27,8 +27,7 @@ from s4node.net.wire.frame import WINDOW_BYTES, Frame
 from s4node.offsets.checkpoint import SavedProducer
 from s4node.offsets.cuts import AT_ONCE
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
-from s4node.stages.backpressure import Room
-from s4node.stages.stage import Stage
+from s4node.stages.stage import Room, Stage
 
 
 @pytest.mark.parametrize("seed", every_fourth(150))
