@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,16 +138,6 @@ class Cluster:
     def settled(self) -> bool:
         """Whether the program knows that all is committed."""
         return self.sent == self._sent_all
-
-    def counts(self, pe: str) -> Counter[str]:
-        """The count of each key; a key lives in one place."""
-        found: Counter[str] = Counter()
-        for container in self.containers.values():
-            for task in container.tasks.values():
-                for key in list(task.instances[pe]):
-                    assert key not in found
-                    found[str(key)] = task.instances[pe][key].n  # type: ignore[attr-defined]
-        return found
 
 
 class _File:

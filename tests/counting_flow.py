@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
 from log_bench import Bench, Click, bench
 
-from s4node.errors import StoreCorrupt
 from s4node.events.keys import crc32m
-from s4node.state.browse import StateReader
-from s4node.state.database import Database
-from s4node.state.remote_job import RemoteJob
-from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
 USERS = 499
@@ -92,31 +86,3 @@ async def flowing(folder: Path) -> AsyncIterator[tuple[Bench, Flow]]:
         nursery.start_soon(flow.run)
         yield it, flow
         await flow.end()
-
-
-# -- on nodes that share no folder ----------------------------------------------------------------
-
-
-def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
-    """The state that another node would go on from: committed events, and counts by key."""
-    while True:
-        with suppress(StoreCorrupt):  # what was looked for has just been removed
-            return _shipped(it)
-
-
-def _shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
-    events, counts = 0, {}
-    place = Path("shop/counting")
-    remote_job = RemoteJob(f"file://{it.folder / 'remote_job'}", place)
-    for name in sorted(
-        each.name for each in (it.folder / "remote_job" / place / "tasks").iterdir()
-    ):
-        with tempfile.TemporaryDirectory() as own:
-            database = remote_job.task(name).restored(Path(own), lambda: None, Database)
-            state = TaskState(database, crc32m)
-            events += sum(state.positions().values())
-            reader = StateReader(state)
-            if "Count" in reader.elements:  # else nothing is committed yet
-                counts.update(reader.instances("Count"))
-            database.close()
-    return events, counts
