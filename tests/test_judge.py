@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from judge import MOST_FILES, too_many, too_much_memory, wrong_events, wrong_state
+from judge import MOST_FILES, too_many, too_much_memory, wrong_events, wrong_log, wrong_state
 
 from s4node.state import remote_log, remote_task
-from s4node.state.remote_log import Checkpoint, Commit, Entry, Owner, encoded
+from s4node.state.remote_log import Checkpoint, Claim, Commit, Entry, Owner, encoded
 from s4node.testing.cluster_test import Usage
 
 ALL = {"joe": range(4)}
@@ -77,3 +79,55 @@ def test_a_log_gets_checkpoints() -> None:
     most = MOST_FILES + 3 * remote_task.MOST_COMMITS
     assert too_many_entries(most) == []
     assert too_many_entries(most + 1) == [f"logs without checkpoints (1): ('task/log', {most + 1})"]
+
+
+ONE, TWO = Owner(1, "a" * 16), Owner(2, "b" * 16)
+
+
+def written() -> dict[int, Entry]:
+    """A log of two owners, the first commits of which a checkpoint has replaced."""
+    return {
+        1: Claim(ONE, None),
+        3: Checkpoint(ONE, 2, (1, 1, 1), {}, {}, 0),
+        4: Commit(ONE, (1, 2, 1), []),
+        5: Claim(TWO, ONE),
+        6: Commit(TWO, (2, 3, 1), []),
+        7: Commit(TWO, (2, 4, 1), []),
+    }
+
+
+def two_owners_of_a_fence(log: dict[int, Entry]) -> None:
+    log[8] = Commit(Owner(2, "c" * 16), (2, 5, 1), [])
+
+
+def a_former_owner_that_writes(log: dict[int, Entry]) -> None:
+    log[8] = Commit(ONE, (2, 5, 1), [])
+
+
+def a_claim_under_a_former_fence(log: dict[int, Entry]) -> None:
+    log[8] = Claim(ONE, TWO)
+
+
+def a_hole(log: dict[int, Entry]) -> None:
+    del log[6]
+
+
+def a_commit_that_came_twice(log: dict[int, Entry]) -> None:
+    log[8] = log[7]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        two_owners_of_a_fence,
+        a_former_owner_that_writes,
+        a_claim_under_a_former_fence,
+        a_hole,
+        a_commit_that_came_twice,
+    ],
+)
+def test_a_log_that_two_owners_wrote_is_found(broken: Callable[[dict[int, Entry]], None]) -> None:
+    assert wrong_log(written()) == []
+    log = written()
+    broken(log)
+    assert wrong_log(log)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.app_details import (
     CommitsRow,
     FlowRow,
@@ -16,6 +19,8 @@ from s4node.cluster.node.app_details import (
     rejected_of,
 )
 from s4node.cluster.node.history import Happening
+from s4node.cluster.tree.folder import FolderCoordination
+from s4node.deploy.cluster_look import asking, of_cluster
 from s4node.deploy.cluster_snapshot import (
     FailingRow,
     InputRow,
@@ -24,6 +29,7 @@ from s4node.deploy.cluster_snapshot import (
     Row,
     Snapshot,
     StandbyRow,
+    StreamRow,
     WatermarkRow,
     WindowsRow,
     bottleneck_of,
@@ -325,3 +331,24 @@ def test_a_container_that_was_started_again_counts_from_nothing() -> None:
 )
 def test_partitions_are_shown_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+WORDS = StreamRow("words", ["outside.lines"], ["east.count", "north.count"])
+TOTALS = StreamRow("totals", ["east.count"], [])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "seen"),
+    [("outside", [WORDS]), ("north", [WORDS]), ("east", [TOTALS, WORDS]), ("south", [])],
+)
+async def test_a_cluster_shows_who_is_at_both_ends_of_its_streams(
+    tmp_path: Path, cluster: str, seen: list[StreamRow]
+) -> None:
+    async with FolderCoordination(tmp_path).session("who looks") as session:
+        registry = Registry(session)
+        for row in (WORDS, TOTALS):
+            for app in row.producers:
+                await registry.add_stream_user(row.stream, "producers", AppId(*app.split(".")))
+            for app in row.consumers:
+                await registry.add_stream_user(row.stream, "consumers", AppId(*app.split(".")))
+        assert (await of_cluster(registry, cluster, "", asking(None))).streams == seen

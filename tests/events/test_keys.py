@@ -8,11 +8,13 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
+from contextlib import suppress
 from datetime import date, timedelta
 from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+from harness import colliding_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ from s4node.errors import ConfigError, KeyFinderError
 from s4node.events.keys import (
     KEY_GROUPS,
     Key,
+    KeyCrowding,
     Partitioner,
     check_key,
     crc32m,
@@ -447,3 +450,47 @@ def test_long_keys_are_not_remembered() -> None:
     memo = Partitioner(4).memo
     assert memo["x" * 5000] == Partitioner(4).partition_of("x" * 5000)
     assert not memo
+
+
+def test_of_keys_that_share_one_hash_a_table_takes_a_few_hundred() -> None:
+    crowding, table = KeyCrowding(), dict[tuple[int, int], int]()
+    keys = colliding_pairs(1000)
+    assert len(set(map(hash, keys))) == 1
+    refused = 0
+    for key in keys:
+        try:
+            crowding.check_new(key, table)
+        except KeyFinderError:
+            refused += 1
+        else:
+            table[key] = 1
+    assert len(table) <= 300
+    assert refused == 1000 - len(table)
+    crowding.check_new((1, 1), table)  # others go on
+
+
+def test_keys_that_nobody_has_chosen_all_come_in() -> None:
+    crowding, table = KeyCrowding(), dict[tuple[int, int], int]()
+    for key in ((a, b) for a in range(700) for b in range(700)):
+        crowding.check_new(key, table)
+        table[key] = 1
+    assert len(table) == 490_000
+
+
+def test_a_key_that_comes_and_goes_is_taken_each_time() -> None:
+    crowding, table = KeyCrowding(), dict[tuple[int, int], int]()
+    for _ in range(100_000):
+        crowding.check_new((1, 2), table)
+        table[1, 2] = 1
+        del table[1, 2]
+
+
+def test_the_memory_of_recent_partitions_refuses_them_too() -> None:
+    memo = Partitioner(4).memo
+    *others, last = colliding_pairs(1000)
+    for key in others:
+        with suppress(KeyFinderError):
+            memo[key]
+    with pytest.raises(KeyFinderError, match="has the same hash as many other keys"):
+        memo[last]
+    assert len(memo) <= 300

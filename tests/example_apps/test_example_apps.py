@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import socket
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from apps.flights.board import Board, Collect
 from apps.flights.events import Figures, Flight, Report, Row
 from apps.lines.adapter import LineAdapter
 from apps.orders.app import Order, Orders
+from apps.running import Failed, running, running_log
 from apps.words.app import Total, Words
 from s4node import GenericEvent
 from s4node.errors import ProcessingError
@@ -268,3 +270,26 @@ def test_the_sums_of_each_minute_are_published_once_whatever_is_killed(partition
 
 hello = importlib.import_module("apps.hello.app")
 counter = importlib.import_module("apps.counter.app")
+
+
+def test_a_node_of_a_demo_that_dies_is_named_and_not_what_failed_because_of_it(
+    tmp_path: Path,
+) -> None:
+    def demo() -> None:
+        with running_log(tmp_path) as node:
+            node.check()
+            node.process.kill()
+            node.process.wait()
+            raise OSError("connection refused")
+
+    with pytest.raises(Failed, match=r"s4 node archive was killed by SIGKILL; if it said") as told:
+        demo()
+    assert isinstance(told.value.__cause__, OSError)
+
+
+def test_a_node_of_a_demo_that_does_not_start_is_named() -> None:
+    with (
+        pytest.raises(Failed, match=r"s4 run absent ended with status 2; if it said why"),
+        running("run", "absent"),
+    ):
+        pass

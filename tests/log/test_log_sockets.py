@@ -24,7 +24,7 @@ from log_nodes import Tap, log_at, log_node, read_all
 from shared_apps import Click, Count, Ignore, OnePE
 from trio.testing import wait_all_tasks_blocked
 
-from s4node import Client, GenericEvent
+from s4node import Client, Event, GenericEvent
 from s4node.errors import (
     ConnectionRefused,
     StartpointError,
@@ -695,3 +695,48 @@ async def test_containers_that_start_together_have_one_stream_in_the_log_of_thei
     assert ("has another number of partitions than the app declares" in process.errors) == (
         there > 0
     )
+
+
+class Row(Event):
+    k: str | float
+    n: int = 0
+
+
+class Text(Event):
+    k: str
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize(
+    ("types", "event", "why"),
+    [
+        (Text, Text("k" * 10_000), "a key of 10000 characters"),
+        (Row, Row(1.5), "returned 1.5"),
+        (GenericEvent, GenericEvent(k=True), "returned True"),
+        (GenericEvent, GenericEvent(n=1), "no attribute 'k'"),
+    ],
+)
+async def test_what_is_no_key_is_refused_for_any_number_of_partitions(
+    tmp_path: Path, partitions: int, types: Any, event: Any, why: str
+) -> None:
+    async with log_node(tmp_path) as node:
+        async with log_at(node.address) as log:
+            await log.create("rows", partitions, key="k")
+        async with Client(node.address) as client:
+            rows = await client.stream("rows", types=types)
+            await rows.send(event)
+            (refused,) = await rows.flush()
+            assert why in refused.reason
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_so_are_the_keys_of_json_objects(tmp_path: Path, partitions: int) -> None:
+    async with log_node(tmp_path) as node:
+        async with log_at(node.address) as log:
+            await log.create("rows", partitions, key="k")
+        async with Client(node.address) as client:
+            rows = await client.stream("rows")
+            rows.read_as()
+            await rows.send_many([b'{"k": 1.5}', b'{"k": "good"}'])
+            (refused,) = await rows.flush()
+            assert "returned 1.5" in refused.reason

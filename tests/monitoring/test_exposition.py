@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+
+import pytest
+from harness import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.metrics.statistics import (
+    FAMILIES,
     OWN,
     ContainerStatistics,
     OutboxStatistics,
@@ -17,7 +25,7 @@ from s4node.metrics.statistics import (
     TaskStatistics,
 )
 from s4node.metrics.table import Sample
-from s4node.monitoring.exposition import ContainerReport, NodeReport, Totals, exposition
+from s4node.monitoring.exposition import ContainerReport, NodeReport, Series, Totals, exposition
 
 PROCESS = ProcessStatistics(1.25, 4096, 7, 3)
 
@@ -162,3 +170,52 @@ def test_a_container_that_is_not_ready_is_not_running() -> None:
 
 def of_app(name: str, value: float) -> Sample:
     return Sample(OWN, {"source": "Partition 0", "group": "app", "name": name}, value)
+
+
+SERIES: Series = ("s4_task_processed_total", (("app", "counter"),))
+
+
+def collect(totals: Totals, **counts: float) -> float:
+    for source, count in counts.items():
+        totals.add(SERIES, source, count)
+    return totals.collected()[SERIES]
+
+
+def test_what_a_source_has_counted_stays_when_it_has_gone() -> None:
+    totals = Totals()
+    assert collect(totals, one=5, two=7) == 12
+    assert collect(totals, two=8) == 13  # one has moved away
+    assert collect(totals, one=2, two=8) == 15  # it is back, and began again
+
+
+def test_a_source_that_begins_again_under_its_name_counts_from_zero() -> None:
+    totals = Totals()
+    assert collect(totals, one=5) == 5
+    assert collect(totals, one=1) == 6
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 50)), max_size=20))
+def test_a_total_never_falls_and_has_each_gain_once(steps: list[dict[str, int]]) -> None:
+    totals, counted, before, last = Totals(), dict.fromkeys("abc", 0), 0.0, {}
+    for step in steps:
+        for source, more in step.items():
+            counted[source] = counted[source] + more if source in last else more
+        last = {source: counted[source] for source in step}
+        now = collect(totals, **last) if last else totals.collected().get(SERIES, 0)
+        assert now == before + sum(step.values())
+        before = now
+
+
+PANELS = json.loads((ROOT / "docker" / "dashboard.json").read_text())["panels"]
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_asks_for_metrics_that_there_are_and_for_rates_of_counters_only(
+    panel: dict[str, list[dict[str, str]]],
+) -> None:
+    for target in panel["targets"]:
+        names = set(re.findall(r"\bs4_\w+", target["expr"]))
+        assert names
+        assert names <= FAMILIES.keys()
+        for name in re.findall(r"(?:rate|increase)\((s4_\w+)", target["expr"]):
+            assert FAMILIES[name].kind == "counter"

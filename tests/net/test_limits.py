@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from s4node.events.schema import EventType
 from s4node.events.type_declaration import TypeDecl, fingerprint_of
-from s4node.net.ingress.peer_limits import PeerLimits
+from s4node.net.ingress.peer_limits import Budget, PeerLimits, Rate
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 
@@ -157,3 +157,33 @@ async def _goes_on(peer: trio.SocketStream) -> None:
     while True:
         await peer.send_all(hellos("busy"))
         await trio.sleep(0.05)
+
+
+def test_beyond_a_budget_the_owner_that_takes_most_is_the_one_to_end() -> None:
+    budget: Budget[str] = Budget(100)
+    budget.set("a", 60)
+    budget.set("b", 40)
+    assert budget.largest() is None
+    budget.set("b", 50)
+    assert budget.largest() == "a"
+    budget.set("a", 0)
+    assert budget.largest() is None
+
+
+def test_what_is_beyond_a_rate_waits() -> None:
+    rate = Rate(10)
+    for _ in range(40):
+        rate.count(100.0)
+    assert rate.seconds_until_next(100.0) == 0
+    rate.count(100.0)
+    assert rate.seconds_until_next(100.0) == pytest.approx(0.1)
+    assert rate.seconds_until_next(101.0) == 0
+
+
+def test_what_has_happened_lately_is_known_as_of_the_last_count() -> None:
+    rate = Rate(10, 0.5)
+    for _ in range(3):
+        rate.count(100.0)
+    assert rate.spent == 3
+    rate.count(200.0)
+    assert rate.spent == 1

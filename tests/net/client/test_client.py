@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from harness import DEADLINE, free_port, running, together, until
+from harness import DEADLINE, free_port, in_thread, running, together, until
 from recording_app import LARGE, MOST, SMALL, RecordingApp, clicks
-from shared_apps import Buy, Click, HoldingApp
+from shared_apps import Buy, Click, HoldingApp, NotingApp
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from s4node import Client, Event, GenericEvent
+from s4node import Client, Event, GenericEvent, SyncClient
 from s4node.errors import (
     ConfigError,
     ConnectionRefused,
@@ -655,3 +655,59 @@ async def test_an_address_may_be_ipv6() -> None:
         await (await client.stream("clicks")).send(Click("ann", 1))
         assert node.address.startswith("tcp://[::1]:")
     assert noted.numbers == [1]
+
+
+class Cart(Event):
+    user: str
+    items: list[int]
+
+
+def typed(items: list[int]) -> Any:
+    return Cart("joe", items)
+
+
+def generic(items: list[int]) -> Any:
+    return GenericEvent(user="joe", items=items)
+
+
+SENT = [[0], [0, 1], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(("make", "types"), [(typed, Cart), (generic, GenericEvent)])
+async def test_a_program_may_go_on_to_change_what_it_has_sent(make: Any, types: Any) -> None:
+    app = NotingApp("carts", types=types, note=lambda _, event: list(event.items))
+    async with running(app) as node, Client(node.address) as client:
+        stream = await client.stream("carts")
+        items: list[int] = []
+        for n in range(3):
+            items.append(n)
+            await stream.send(make(items))
+        for n in range(3, 5):
+            items.append(n)
+            await stream.send_many([make(items)])
+        items.append(5)
+        stream.send_nowait(make(items))
+        items.append(6)
+        assert await stream.flush() == []
+    assert app.seen == [*SENT, [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(("make", "types"), [(typed, Cart), (generic, GenericEvent)])
+async def test_so_may_a_program_with_a_sync_client(make: Any, types: Any) -> None:
+    app = NotingApp("carts", types=types, note=lambda _, event: list(event.items))
+
+    def work(address: str) -> None:
+        with SyncClient(address) as client:
+            stream = client.stream("carts")
+            items: list[int] = []
+            for n in range(3):
+                items.append(n)
+                stream.send(make(items))
+            items.append(3)
+            stream.send_many([make(items)])
+            items.append(4)
+            assert stream.flush() == []
+
+    async with running(app) as node:
+        await in_thread(lambda: work(node.address))
+    assert app.seen == [*SENT, [0, 1, 2, 3]]

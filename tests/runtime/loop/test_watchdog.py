@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
+import trio
 from structlog.testing import capture_logs
 
 from s4node import clocks
-from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.loop.run_loop import Rest, RunLoop
 from s4node.runtime.loop.watchdog import Watchdog
 
 
@@ -38,3 +40,18 @@ def test_of_many_steps_that_hold_up_their_process_one_in_a_minute_is_reported() 
     assert len(told) == 1
     assert "test_of_many_steps" in told[0]["stack"]
     assert "others" not in told[0]
+
+
+async def test_a_process_rests_while_all_of_it_waits_and_not_while_it_works() -> None:
+    with Rest() as rest:
+        await trio.sleep(0.2)
+        waited = rest.seconds
+        began = time.perf_counter()
+        while time.perf_counter() < began + 0.2:
+            pass
+        worked = rest.seconds - waited
+    assert waited > 0.15
+    assert worked < waited / 2
+    after = rest.seconds
+    await trio.sleep(0.01)
+    assert rest.seconds == after
