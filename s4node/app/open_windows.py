@@ -13,7 +13,6 @@ Rules
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
@@ -62,9 +61,12 @@ class _Noted:
 
 
 class TableWindows(WindowInstances):
-    """Windows that all keys have in common: of a length, or days, or overlapping."""
+    """Windows that all keys have in common: of a length, or days, or overlapping.
 
-    __slots__ = ("_again", "_ending", "_ends", "_over", "_whole", "by_number", "tables")
+    The heaps have starts of tables; ``_again`` has ends and keys with the start of a table.
+    """
+
+    __slots__ = ("_ending", "_whole", "by_number", "tables")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
@@ -72,11 +74,7 @@ class TableWindows(WindowInstances):
         self.by_number: dict[float, _Table] = {}
         """The tables that have not ended, by number, if their kind has numbers."""
         self._whole = self._kind.whole
-        self._ends: list[tuple[float, float]] = []  # the end of a window, the start of a table
         self._ending = math.inf  # the end whose calls are being made
-        self._over: list[tuple[float, float]] = []  # when a table goes, and its start
-        # ends and keys changed since, with a table; a plain dict is slow to find its first of many
-        self._again: OrderedDict[tuple[float, Any], float] = OrderedDict()
 
     def all(self) -> Iterator[PE]:
         for table in self.tables.values():
@@ -91,7 +89,7 @@ class TableWindows(WindowInstances):
 
     @property
     def called_until(self) -> float:
-        first = min(self._ending, self._ends[0][0] if self._ends else math.inf)
+        first = min(self._ending, self.ends[0][0] if self.ends else math.inf)
         return self.watermark if first > self.watermark else math.nextafter(first, NEVER)
 
     def table_of(self, rule: TimeRule | None, t: Any) -> tuple[Any, float, float]:
@@ -126,7 +124,7 @@ class TableWindows(WindowInstances):
             ends = self._kind.ends_of(span)
             for end in ends:
                 if end > after:
-                    heappush(self._ends, (end, span[0]))
+                    heappush(self.ends, (end, span[0]))
             heappush(self._over, (ends[-1] + self._grace, span[0]))
         return table
 
@@ -154,17 +152,6 @@ class TableWindows(WindowInstances):
             self._forget(instance)
             instance._until = math.inf
 
-    @property
-    def first(self) -> list[Any]:
-        """The ends of windows; the first entry begins with the earliest one."""
-        return self._ends
-
-    @property
-    def next_end(self) -> float:
-        if self._again:
-            return NEVER
-        return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
-
     def calls(self, most: Callable[[], int]) -> Iterator[Due]:
         """The calls that are due at the current watermark.
 
@@ -172,7 +159,7 @@ class TableWindows(WindowInstances):
         :meth:`calls`: else a table would go before all its windows had their calls.
         """
         watermark = self.watermark
-        while self._ends and self._ends[0][0] <= watermark:
+        while self.ends and self.ends[0][0] <= watermark:
             yield from self._ended(most)
         while self._again:
             due = self._changed_before(watermark, most())
@@ -182,7 +169,7 @@ class TableWindows(WindowInstances):
         yield from self._dropped(watermark, most)
 
     def _ended(self, most: Callable[[], int]) -> Iterator[Due]:
-        self._ending, start = heappop(self._ends)
+        self._ending, start = heappop(self.ends)
         if self._whole:
             self.by_number.pop(start // self._whole, None)
         if (table := self.tables.get(start)) is not None:
@@ -231,16 +218,13 @@ class TableWindows(WindowInstances):
 
 
 class SessionWindows(WindowInstances):
-    """Sessions: each key has its own, the oldest first."""
+    """Sessions: each key has its own, the oldest first. The heaps have ends as they were."""
 
-    __slots__ = ("_again", "_by_key", "_ends", "_number", "_open", "_over")
+    __slots__ = ("_by_key", "_number", "_open")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
         self._by_key: dict[Any, list[PE]] = {}
-        self._ends: list[tuple[float, int, PE]] = []  # as they were; sessions grow
-        self._over: list[tuple[float, int, PE]] = []
-        self._again: OrderedDict[PE, None] = OrderedDict()
         self._number = 0
         self._open = 0
 
@@ -315,7 +299,7 @@ class SessionWindows(WindowInstances):
         end = instance._span[1]
         self._number += 1
         if instance._until < end:
-            heappush(self._ends, (end, self._number, instance))
+            heappush(self.ends, (end, self._number, instance))
         elif instance._again:
             self._again[instance] = None
 
@@ -330,20 +314,9 @@ class SessionWindows(WindowInstances):
             self.changed.pop(instance, None)
             self._forget(instance)
 
-    @property
-    def first(self) -> list[Any]:
-        """The ends of sessions as they were; the first entry begins with the earliest one."""
-        return self._ends
-
-    @property
-    def next_end(self) -> float:
-        if self._again:
-            return NEVER
-        return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
-
     def calls(self, most: Callable[[], int]) -> Iterator[Due]:
         watermark = self.watermark
-        while found := self._passed(self._ends, watermark, most()):
+        while found := self._passed(self.ends, watermark, most()):
             yield self._due([one for one in found if one is not None], len(found))
         while self._again:
             part = [*islice(self._again, most())]

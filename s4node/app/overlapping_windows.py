@@ -70,10 +70,10 @@ class OverlappingWindows(TableWindows):
             )
 
     def _ended(self, most: Callable[[], int]) -> Iterator[Due]:
-        end = self._ending = self._ends[0][0]
+        end = self._ending = self.ends[0][0]
         tables = []
-        while self._ends and self._ends[0][0] == end:
-            start = heappop(self._ends)[1]
+        while self.ends and self.ends[0][0] == end:
+            start = heappop(self.ends)[1]
             if self._whole:
                 self.by_number.pop(start // self._whole, None)
             if start in self.tables:

@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -69,8 +70,8 @@ class WindowInstances(Instances):
     """
 
     __slots__ = (
-        "_early", "_grace", "_kind", "_options", "called_before", "changed", "early_at", "failed",
-        "have", "held", "late", "own", "saver", "wall", "watermark",
+        "_again", "_early", "_grace", "_kind", "_options", "_over", "called_before", "changed",
+        "early_at", "ends", "failed", "have", "held", "late", "own", "saver", "wall", "watermark",
     )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
@@ -80,6 +81,10 @@ class WindowInstances(Instances):
         self._kind = prototype.windows.kind
         self._grace = prototype.windows.grace
         self._early = prototype.windows.early
+        self.ends: list[Any] = []  # heaps: the ends of windows, and when what is kept goes
+        self._over: list[Any] = []
+        # what an event has changed since its end; a plain dict is slow to find its first of many
+        self._again: OrderedDict[Any, Any] = OrderedDict()
         self.changed: dict[PE, None] = {}
         self.early_at = math.inf
         self.wall = wall
@@ -200,7 +205,9 @@ class WindowInstances(Instances):
     @property
     def next_end(self) -> float:
         """The watermark at which something is due."""
-        return math.inf
+        if self._again:
+            return NEVER
+        return min((heap[0][0] for heap in (self.ends, self._over) if heap), default=math.inf)
 
     def remove(self, instance: PE) -> None:
         """Drop the instance of an open window; its ``on_window`` is not called."""

@@ -29,7 +29,8 @@ from s4node.savepoints.manifest import StateCheck
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="APP", help="FILE.py or package.module")
-    _cluster_options(parser)
+    cluster_option(parser)
+    folder_option(parser)
     parser.add_argument(
         "--name", type=utf8, metavar="NAME", default="", help="(default: the app's own name)"
     )
@@ -56,10 +57,7 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def rollback_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", type=utf8, metavar="NAME", help="the app's name, as s4 status shows it"
-    )
-    _cluster_options(parser)
+    _app_and_cluster(parser)
     agreement_options(parser)
     setting_options(parser)
     json_option(parser, "print the outcome as a JSON object")
@@ -67,15 +65,14 @@ def rollback_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def undeploy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", type=utf8, metavar="NAME", help="the app's name, as s4 status shows it"
-    )
-    _cluster_options(parser)
+    _app_and_cluster(parser)
     setting_options(parser)
     parser.set_defaults(function=undeploy)
 
 
-def _cluster_options(parser: argparse.ArgumentParser) -> None:
+def _app_and_cluster(parser: argparse.ArgumentParser) -> None:
+    shown = "the app's name, as s4 status shows it"
+    parser.add_argument("name", type=utf8, metavar="NAME", help=shown)
     cluster_option(parser)
     folder_option(parser)
 

@@ -198,8 +198,9 @@ def before_lines(
     rule, target = time_rule(stream), home.prototype
     assert rule is not None
     bindings |= rule.bindings
-    due: Any = home.timers if target.windows is None else home
-    bindings |= {f"_q{number}": due.first, f"_p{number}": home.before}
+    own: Any = home
+    due = own.timers.first if target.windows is None else own.ends
+    bindings |= {f"_q{number}": due, f"_p{number}": home.before}
     hook = target.on_timer if target.windows is None else target.on_window
     awaits = "await " if inspect.iscoroutinefunction(hook) else ""
     key = "None" if target.singleton else "k"

@@ -14,12 +14,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sized
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterable, Mapping
 
 from s4node.app.plan.cycles import components, cycle_through
-
-P = TypeVar("P")
 
 
 class Edges:
@@ -143,38 +140,3 @@ class Order:
         for group in self.edges.groups:
             for source in group:
                 assert not self.edges.holding(source) & group
-
-
-class Room:
-    """The room where streams lead; here there always is some. ``full`` is empty if nothing is."""
-
-    full: Sized = ()
-
-    def stops(self, stream: str, partition: int) -> bool:  # noqa: ARG002
-        """Return True if programs get no more credit for a stream in a partition."""
-        return False
-
-
-class Stopped(Generic[P]):
-    """The producers of ``stream`` that get no more credit until there is ``room`` where it leads,
-    by partition."""
-
-    def __init__(self, room: Room, stream: str) -> None:
-        self.producers: dict[P, int] = {}
-        self.room = room
-        self._stream = stream
-
-    def stops(self, producer: P, partition: int) -> bool:
-        """Return True if a producer gets no more credit, and note it if so."""
-        if not self.room.stops(self._stream, partition):
-            return False
-        self.producers[producer] = partition
-        return True
-
-    def release(self) -> list[P]:
-        """The noted producers that may go on."""
-        found = self.producers.items()
-        free = [one for one, at in found if not self.room.stops(self._stream, at)]
-        for producer in free:
-            del self.producers[producer]
-        return free
