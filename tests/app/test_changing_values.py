@@ -14,15 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shared_apps import Click, OnePE, counting, handling
 
-from s4node import (
-    App,
-    Event,
-    GenericEvent,
-    OutputStream,
-    ProcessingElement,
-    Stream,
-    TaskApp,
-)
+from s4node import App, Event, GenericEvent, OutputStream, ProcessingElement, Stream, TaskApp
 from s4node.app.stream import begin_put, emitted, end_put
 from s4node.errors import ProcessingError
 from s4node.testing import AppTest

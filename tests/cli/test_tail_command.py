@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from cli_apps import send
-from harness import (
-    environment,
-    free_port,
-    node_process,
-    run_s4,
-    s4,
-    s4_process,
-    until,
-)
+from harness import environment, free_port, node_process, run_s4, s4, s4_process, until
 
 from s4node import Client, GenericEvent
 

@@ -20,12 +20,7 @@ import pytest
 import trio
 from harness import ROOT, environment, plain_errors
 
-from s4node.cluster.tree.contract import (
-    MAX_DATA_BYTES,
-    MAX_PATH_LENGTH,
-    Coordination,
-    Session,
-)
+from s4node.cluster.tree.contract import MAX_DATA_BYTES, MAX_PATH_LENGTH, Coordination, Session
 from s4node.errors import (
     BadVersion,
     CoordinationError,

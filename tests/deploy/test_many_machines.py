@@ -18,11 +18,7 @@ from certificates import Issuer
 from harness import DEADLINE, QUICK, NodeProcess, children, run_s4, s4_process, until, until_told
 from judge import entries_in, wrong_log
 from shared_apps import Click
-from zookeeper_server import (
-    ZooKeeperEnsemble,
-    ZooKeeperServer,
-    zookeeper_server,
-)
+from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, zookeeper_server
 
 from s4node import Client
 

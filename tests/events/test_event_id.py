@@ -9,15 +9,7 @@ import pytest
 from harness import running, until
 from shared_apps import Click, NotingApp, OnePE, handling
 
-from s4node import (
-    Client,
-    GenericEvent,
-    ProcessingElement,
-    S4Error,
-    TaskApp,
-    created_ms,
-    event_id,
-)
+from s4node import Client, GenericEvent, ProcessingElement, S4Error, TaskApp, created_ms, event_id
 from s4node.testing import AppTest
 
 

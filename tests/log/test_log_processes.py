@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import (
-    NodeProcess,
-    free_port,
-    run_s4,
-    s4_process,
-    until_told,
-)
+from harness import NodeProcess, free_port, run_s4, s4_process, until_told
 from log_nodes import log_at, log_node, read_all
 from shared_apps import Click
 

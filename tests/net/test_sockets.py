@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import trio
-from harness import (
-    RawPeer,
-    data_frame,
-    limit_peers,
-    node_process,
-    raw_peer,
-    running,
-    until,
-)
+from harness import RawPeer, data_frame, limit_peers, node_process, raw_peer, running, until
 from shared_apps import Buy, Click, NotingApp, handling
 from structlog.testing import capture_logs
 

@@ -6,14 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.offsets.startpoint import (
-    Oldest,
-    Specific,
-    Startpoint,
-    Timestamp,
-    Upcoming,
-    describe,
-)
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming, describe
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out
 
 A: Place = ("log", "clicks", 0)

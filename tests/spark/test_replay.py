@@ -19,16 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from s4node import (
-    App,
-    Event,
-    OfKey,
-    OutputStream,
-    ProcessingElement,
-    Stream,
-    count,
-    tumbling,
-)
+from s4node import App, Event, OfKey, OutputStream, ProcessingElement, Stream, count, tumbling
 from s4node.errors import EventError, ProcessingError
 from s4node.spark.history.event_batches import unpacked
 from s4node.spark.history.event_times import AT

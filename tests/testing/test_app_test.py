@@ -12,13 +12,7 @@ import trio.lowlevel
 from shared_apps import Click, Forward, NotingApp, OnePE, handling
 
 from s4node import App, Event, GenericEvent, OutputStream, ProcessingElement, S4Error, Stream
-from s4node.errors import (
-    EventError,
-    GraphError,
-    ProcessingError,
-    SourceError,
-    WouldBlock,
-)
+from s4node.errors import EventError, GraphError, ProcessingError, SourceError, WouldBlock
 from s4node.testing import AppTest, Refused
 
 

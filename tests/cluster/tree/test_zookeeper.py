@@ -13,29 +13,14 @@ import trio
 from conformance.coordination import CoordinationConformance
 from harness import DEADLINE, environment, free_port, plain_errors, proxy, until
 from kazoo.client import KazooClient
-from kazoo.security import (
-    ACL,
-    CREATOR_ALL_ACL,
-    OPEN_ACL_UNSAFE,
-    make_acl,
-    make_digest_acl,
-)
-from zookeeper_server import (
-    LONGEST_SESSION,
-    SHORTEST_SESSION,
-    ZooKeeperServer,
-    zookeeper_server,
-)
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_acl, make_digest_acl
+from zookeeper_server import LONGEST_SESSION, SHORTEST_SESSION, ZooKeeperServer, zookeeper_server
 
 from s4node.cluster.coordination.entries import NodeInfo
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.package import python_here
 from s4node.cluster.tree.contract import LastingTreeError
-from s4node.cluster.tree.zookeeper import (
-    ZooKeeperCoordination,
-    ZooKeeperSession,
-    credentials_of,
-)
+from s4node.cluster.tree.zookeeper import ZooKeeperCoordination, ZooKeeperSession, credentials_of
 from s4node.errors import ConfigError, CoordinationError, EntryExists, SessionLost
 
 pytestmark = pytest.mark.spark  # whose jars it needs

@@ -20,15 +20,7 @@ from input_systems import fresh
 from saved_state import saved_positions
 from several_containers import nodes
 
-from s4node import (
-    Callback,
-    Client,
-    Collector,
-    Coordinator,
-    Envelope,
-    GenericEvent,
-    TaskApp,
-)
+from s4node import Callback, Client, Collector, Coordinator, Envelope, GenericEvent, TaskApp
 from s4node.errors import CheckpointError, ProcessingError
 from s4node.offsets.task_claims import FILE
 from s4node.systems.memory import MemorySystem

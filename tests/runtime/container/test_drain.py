@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from harness import (
-    ANY_PORT,
-    RawPeer,
-    data_frame,
-    free_port,
-    plain_errors,
-    raw_peer,
-    running,
-    until,
-)
+from harness import ANY_PORT, RawPeer, data_frame, free_port, plain_errors, raw_peer, running, until
 from shared_apps import Click, Forward, ForwardingApp, HoldingApp, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 

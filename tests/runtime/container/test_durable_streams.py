@@ -17,27 +17,10 @@ from harness import free_port, in_thread, metric, running, until, until_still
 from input_systems import dies
 from lives import lives
 from saved_state import saved_instances, saved_producers
-from shared_apps import (
-    Click,
-    CountAndTell,
-    CountingApp,
-    ForwardingApp,
-    NotingApp,
-    OnePE,
-    handling,
-)
+from shared_apps import Click, CountAndTell, CountingApp, ForwardingApp, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
 
-from s4node import (
-    App,
-    Client,
-    Event,
-    GenericEvent,
-    ProcessingElement,
-    Stream,
-    SyncClient,
-    TaskApp,
-)
+from s4node import App, Client, Event, GenericEvent, ProcessingElement, Stream, SyncClient, TaskApp
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
 from s4node.events.keys import Partitioner
 from s4node.events.schema import JsonText

@@ -6,28 +6,11 @@ from typing import Any
 
 import pytest
 import trio
-from harness import (
-    deliver,
-    running,
-    until,
-)
-from shared_apps import (
-    Click,
-    HoldingApp,
-    Ignore,
-    NotingApp,
-    handling,
-)
+from harness import deliver, running, until
+from shared_apps import Click, HoldingApp, Ignore, NotingApp, handling
 
-from s4node import (
-    App,
-)
-from s4node.errors import (
-    GraphError,
-    LifecycleError,
-    SourceError,
-    WouldBlock,
-)
+from s4node import App
+from s4node.errors import GraphError, LifecycleError, SourceError, WouldBlock
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])

@@ -5,30 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import (
-    deliver,
-    names,
-    running,
-)
-from shared_apps import (
-    Buy,
-    Click,
-    Ignore,
-    NotingApp,
-    OnePE,
-    handling,
-)
+from harness import deliver, names, running
+from shared_apps import Buy, Click, Ignore, NotingApp, OnePE, handling
 
-from s4node import (
-    App,
-    Client,
-    Event,
-    GenericEvent,
-)
-from s4node.errors import (
-    ConnectionRefused,
-    EventError,
-)
+from s4node import App, Client, Event, GenericEvent
+from s4node.errors import ConnectionRefused, EventError
 
 
 async def test_an_older_client_may_leave_out_fields_that_were_appended_since() -> None:

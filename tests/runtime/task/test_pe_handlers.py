@@ -8,39 +8,12 @@ from typing import Any
 
 import pytest
 import trio
-from harness import (
-    deliver,
-    plain_errors,
-    run_until_it_fails,
-    running,
-    together,
-    until,
-)
-from shared_apps import (
-    Buy,
-    Click,
-    Ignore,
-    NotingApp,
-    OnePE,
-    Total,
-    handling,
-)
+from harness import deliver, plain_errors, run_until_it_fails, running, together, until
+from shared_apps import Buy, Click, Ignore, NotingApp, OnePE, Total, handling
 from structlog.testing import capture_logs
 
-from s4node import (
-    App,
-    Client,
-    Config,
-    Container,
-    Event,
-    OfKey,
-    ProcessingElement,
-    tumbling,
-)
-from s4node.errors import (
-    EventError,
-    ProcessingError,
-)
+from s4node import App, Client, Config, Container, Event, OfKey, ProcessingElement, tumbling
+from s4node.errors import EventError, ProcessingError
 
 
 async def test_each_key_has_an_instance_made_at_its_first_event() -> None:

@@ -7,24 +7,10 @@ from typing import Any
 
 import pytest
 import trio
-from harness import (
-    deliver,
-    free_port,
-    running,
-    until,
-)
-from shared_apps import (
-    Click,
-    Count,
-    Ignore,
-    NotingApp,
-    OnePE,
-    Total,
-)
+from harness import deliver, free_port, running, until
+from shared_apps import Click, Count, Ignore, NotingApp, OnePE, Total
 
-from s4node import (
-    ProcessingElement,
-)
+from s4node import ProcessingElement
 
 
 async def test_on_remove_is_called_on_a_removed_instance_and_the_next_event_makes_another() -> None:

@@ -5,27 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import trio
-from harness import (
-    deliver,
-    running,
-    until,
-)
-from shared_apps import (
-    Click,
-    Count,
-    Ignore,
-    NotingApp,
-    OnePE,
-    Total,
-    handler_of,
-    pe_class,
-)
+from harness import deliver, running, until
+from shared_apps import Click, Count, Ignore, NotingApp, OnePE, Total, handler_of, pe_class
 
-from s4node import (
-    App,
-    Client,
-    ProcessingElement,
-)
+from s4node import App, Client, ProcessingElement
 
 
 async def test_a_trigger_counts_from_zero_for_a_new_instance() -> None:

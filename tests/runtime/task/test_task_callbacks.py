@@ -13,16 +13,7 @@ import pytest
 import trio
 from harness import running, until
 from shared_apps import OnePE
-from tasks_in_every_way import (
-    MODES,
-    POOL,
-    THREADS,
-    Click,
-    Job,
-    Plain,
-    committed,
-    fill,
-)
+from tasks_in_every_way import MODES, POOL, THREADS, Click, Job, Plain, committed, fill
 
 from s4node.app.stream_task import Callback, Collector, Envelope
 from s4node.errors import CallbackError, S4Error, TaskError
