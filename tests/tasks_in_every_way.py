@@ -100,16 +100,6 @@ IN_ORDER = [name for name, (_, values) in MODES.items() if "task.max.concurrency
 
 BOTH = ("memory.clicks", "memory.views")
 every_mode = pytest.mark.parametrize("mode", MODES)
-crash_mode = pytest.mark.parametrize(
-    "mode",
-    [
-        name
-        if name in ("plain", "async, by key", "threads, by key")
-        else pytest.param(name, marks=pytest.mark.long)
-        for name in MODES
-    ],
-)
-"""Of what is tried at random moments, three kinds are in ``make test``."""
 
 
 class Job(TaskApp):

@@ -546,24 +546,6 @@ async def test_a_node_does_not_take_for_its_own_at_its_start_one_that_looks_like
             await Node(config, "one").run()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-async def test_a_container_that_dies_or_hangs_is_replaced(
-    folder: Path, kind: signal.Signals
-) -> None:
-    async with node(folder, "one") as one, node(folder, "two") as two:
-        await deploy(folder, write_app(folder, "counter", "v1"), "--partitions", "2")
-        await click(one.address, "ann", "bob", "joe")
-        await until(lambda: len(printed(one, two)) == 3)
-        before = await containers(folder)
-        os.kill(before["one"], kind)
-        after = await until_told(
-            lambda: containers(folder), lambda now: now.get("one") not in (None, before["one"])
-        )
-        assert after["two"] == before["two"]
-        await click(one.address, "ann", "bob", "joe")
-        await until(lambda: len(printed(one, two)) == 6)
-
-
 async def test_clients_of_a_killed_node_go_on_when_it_has_come_back(folder: Path) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     (folder / "relay.py").write_text(RELAY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import resource
 import signal
 import sqlite3
@@ -676,43 +675,6 @@ async def settled(registry: Registry, living: set[str]) -> None:
                 assert len(group.owners) == 7
                 return
             await registry.session.wait_change("/", seen)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
-async def test_members_that_die_at_random_never_own_a_partition_in_one_epoch_together(
-    tmp_path: Path, seed: int
-) -> None:
-    chance = random.Random(seed)
-    processes: dict[str, Peer] = {}
-    living: set[str] = set()
-    async with (
-        FolderCoordination(tmp_path).session("observer") as session,
-        AsyncExitStack() as stack,
-    ):
-        registry = Registry(session)
-        for number in range(12):
-            name = f"m{number}"
-            process = member_process(tmp_path, name, partitions=7)
-            processes[name] = await stack.enter_async_context(process)
-            living.add(name)
-            if len(living) > chance.randint(1, 4):
-                victim = chance.choice(sorted(living))
-                processes[victim].signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
-                living.remove(victim)
-            if living and chance.random() < 0.6:
-                await settled(registry, {f"tcp://{name}" for name in living})
-        for process in processes.values():
-            process.process.kill()
-        lines = {name: await process.rest() for name, process in processes.items()}
-    holders: dict[tuple[int, int], str] = {}
-    for name, views in lines.items():
-        for view in [line.split(" ") for line in views if line not in ("left", "lost")]:
-            epochs = view[2].split(",")
-            for partition in [int(p) for p in view[3].split(",") if p != "-"]:
-                place = partition, int(epochs[partition])
-                assert holders.setdefault(place, name) == name
-    assert len(holders) > 7
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import threading
 import time
 from collections import defaultdict
@@ -14,17 +13,14 @@ import pytest
 import trio
 from harness import running, until
 from tasks_in_every_way import (
-    BOTH,
     IN_ORDER,
     MODES,
-    THREADS,
     TOGETHER,
     Awaiting,
     Click,
     Job,
     Plain,
     committed,
-    crash_mode,
     every_mode,
     fill,
     nothing,
@@ -41,25 +37,19 @@ SETTINGS = {"task.commit.ms": "0"}
 # --- every way to process ------------------------------------------------------------------------
 
 
-@every_mode
-async def test_each_partition_has_a_task_which_gets_each_event_once(
-    system: MemorySystem, settings: dict[str, str], mode: str
+async def test_each_partition_has_a_task_which_gets_its_events(
+    system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 3, 60)
     seen: dict[Any, list[Envelope]] = defaultdict(list)
-    make, values = MODES[mode]
-    app = Job(lambda: make(lambda task, envelope, *_: seen[id(task)].append(envelope)))
-    async with running(app, settings | values):
+    app = Job(lambda: Plain(lambda task, envelope, *_: seen[id(task)].append(envelope)))
+    async with running(app, settings):
         await until(lambda: sum(map(len, seen.values())) == 180)
-    assert len(app.tasks) == 3
     for partition, task in enumerate(app.tasks):
-        mine = seen[id(task)]
-        assert sorted(e.offset for e in mine) == list(range(60))
-        if mode in IN_ORDER:
-            assert [e.offset for e in mine] == list(range(60))
-        for e in mine:
-            assert (e.system, e.stream, e.partition, e.key) == ("memory", "clicks", partition, None)
-            assert e.message == Click(f"user{e.offset % 5}", e.offset)
+        for offset, e in enumerate(seen[id(task)]):
+            place = "memory", "clicks", partition, offset
+            assert (e.system, e.stream, e.partition, e.offset, e.key) == (*place, None)
+            assert e.message == Click(f"user{offset % 5}", offset)
             assert e.created_ms > 1_600_000_000_000
 
 
@@ -111,47 +101,6 @@ async def test_a_stop_whose_time_runs_out_commits_nothing_of_a_task_with_an_even
     async with running(Job(Hanging), values):
         await until(lambda: len(seen) == 45)
     assert seen[25:] == [(1, n) for n in range(20)]
-
-
-class Crash(Exception):  # noqa: N818 - it is none of ours
-    """Ends a container at once."""
-
-
-@pytest.mark.parametrize("async_commit", ["false", pytest.param("true", marks=pytest.mark.long)])
-@crash_mode
-async def test_at_whatever_moment_it_crashes_only_what_was_processed_is_committed(
-    system: MemorySystem, settings: dict[str, str], mode: str, async_commit: str
-) -> None:
-    fill(system, 3, 100)
-    fill(system, 2, 50, "views")
-    make, values = MODES[mode]
-    seen: set[tuple[str, int, int]] = set()
-
-    def write(_t: Any, envelope: Envelope, _c: Collector, coordinator: Coordinator) -> None:
-        seen.add((envelope.stream, envelope.partition, envelope.offset))
-        if envelope.offset % 13 == 5:
-            coordinator.commit()
-
-    values = (
-        settings
-        | values
-        | {"task.commit.ms": "10", "task.window.ms": "3", "task.async.commit": async_commit}
-    )
-    dice = random.Random(3)
-    for _ in range(8):
-        try:
-            async with running(Job(lambda: make(write), *BOTH), values) as container:
-                await trio.sleep(dice.random() * 0.05)
-                assert container.replay.keeps
-                for progress in container.replay.consumers.progress.values():
-                    for (_, stream, partition), one in progress.items():
-                        below = range(one.committed or 0)
-                        assert seen.issuperset((stream, partition, n) for n in below)
-                raise Crash
-        except Crash:
-            pass
-    async with running(Job(lambda: make(write), *BOTH), values):
-        await until(lambda: len(seen) == 400)
 
 
 async def test_ticks_of_a_window_coalesce_and_a_slow_one_is_warned_of_once(
@@ -418,19 +367,3 @@ def test_a_timer_of_an_idle_task_may_be_set_and_cancelled_from_anywhere() -> Non
         thread.join()
         test.advance(20)
     assert rang == [("of a coroutine", 15.0), ("of a thread", 26.0)]
-
-
-async def test_threads_run_tasks_beside_each_other_and_leave_the_loop_free(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    fill(system, 4, 5)
-    barrier = threading.Barrier(4)
-    met: list[int] = []
-
-    def meet(_t: Any, envelope: Envelope, *_: Any) -> None:
-        if envelope.offset == 0:
-            met.append(barrier.wait(10))  # all four at a time, or it breaks
-
-    async with running(Job(lambda: Plain(meet)), settings | THREADS) as container:
-        await until(lambda: container.processed == 20)
-    assert sorted(met) == [0, 1, 2, 3]
