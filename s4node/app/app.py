@@ -15,15 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
-from s4node.app.in_order import (
-    BY_TIME,
-    IN_ORDER,
-    InOrder,
-    complete,
-    end_with,
-    join,
-    time_in_order,
-)
+from s4node.app.in_order import BY_TIME, IN_ORDER, InOrder, complete, end_with, join, time_in_order
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import OF_KEY, Prototype, key_class
 from s4node.app.stream import InputStream, OutputStream, Stream, StreamTime

@@ -58,14 +58,7 @@ from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state.job import (
-    Progress,
-    folder_of,
-    identity_of,
-    known_job,
-    safe_name,
-    saved_state,
-)
+from s4node.state.job import Progress, folder_of, identity_of, known_job, safe_name, saved_state
 from s4node.state.remote_job import RemoteJob, remote_job_of
 from s4node.state.task_state import TaskState
 

@@ -23,14 +23,7 @@ from s4node.cli.output import counted, give, moment, report
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StartpointError
-from s4node.offsets.startpoint import (
-    Oldest,
-    Specific,
-    Startpoint,
-    Timestamp,
-    Upcoming,
-    describe,
-)
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming, describe
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms

@@ -34,11 +34,7 @@ from s4node.cluster.node.package import (
     store_folder,
 )
 from s4node.cluster.node.restart_policy import END_SECONDS
-from s4node.cluster.tree.coordinations import (
-    is_zookeeper,
-    machine_folder,
-    place_of,
-)
+from s4node.cluster.tree.coordinations import is_zookeeper, machine_folder, place_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.key import Setting

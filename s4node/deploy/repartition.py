@@ -21,13 +21,7 @@ import msgspec
 from s4node import disk
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.new_layout import (
-    FormerTask,
-    NewLayout,
-    check_number,
-    groups_of,
-    new_layout,
-)
+from s4node.deploy.new_layout import FormerTask, NewLayout, check_number, groups_of, new_layout
 from s4node.deploy.shipped_layout import ShippedLayout
 from s4node.errors import CheckpointError
 from s4node.events.keys import KEY_GROUPS, Hasher, hasher_named

@@ -38,14 +38,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.load_app import load_packaged
 from s4node.deploy.tracebacks import cause_trace, others_trace
-from s4node.errors import (
-    EventsLost,
-    S4Error,
-    described,
-    leaves,
-    presentable,
-    status_of,
-)
+from s4node.errors import EventsLost, S4Error, described, leaves, presentable, status_of
 from s4node.forks import closed_in_forks
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.metrics.table import Sample, finite

@@ -21,12 +21,7 @@ from s4node.app.app import App
 from s4node.app.handlers import check_returned
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.plan.graph import rule_of
-from s4node.app.plan.window_dispatch import (
-    before_lines,
-    make_windows,
-    only_handler,
-    window_lines,
-)
+from s4node.app.plan.window_dispatch import before_lines, make_windows, only_handler, window_lines
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream

@@ -15,10 +15,7 @@ import msgspec
 
 from s4node.app.app import App
 from s4node.app.pe_codec import ElementCodec, check_defaults
-from s4node.app.plan.window_dispatch import (
-    time_problems,
-    window_problems,
-)
+from s4node.app.plan.window_dispatch import time_problems, window_problems
 from s4node.app.processing_element import unset_streams
 from s4node.app.prototype import Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream

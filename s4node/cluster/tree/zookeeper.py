@@ -27,13 +27,7 @@ from kazoo import exceptions as refused
 from kazoo.client import KazooState
 
 from s4node import clocks, threads
-from s4node.cluster.tree.contract import (
-    Entry,
-    LastingTreeError,
-    check_data,
-    check_path,
-    parent_of,
-)
+from s4node.cluster.tree.contract import Entry, LastingTreeError, check_data, check_path, parent_of
 from s4node.cluster.tree.kazoo_client import OneSessionClient, credentials_of
 from s4node.cluster.tree.session_life import living
 from s4node.cluster.tree.tree_access import TreeAccess

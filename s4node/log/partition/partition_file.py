@@ -34,11 +34,7 @@ from s4node.errors import StoreError
 from s4node.events.type_declaration import TypeDecl
 from s4node.failpoints import passing
 from s4node.log.partition.ledger import Ledger, Plan
-from s4node.log.partition.partition_database import (
-    PAGE_BYTES,
-    NotTaken,
-    PartitionDatabase,
-)
+from s4node.log.partition.partition_database import PAGE_BYTES, NotTaken, PartitionDatabase
 from s4node.log.partition.partition_rows import INSERT_FRAME, row_of
 from s4node.log.partition.retention import Held, Keep, Row, cut
 from s4node.offsets.checkpoint import SavedProducer

@@ -33,13 +33,7 @@ from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
 from s4node.net.ingress.flow import Flow, Move, On, Presence
-from s4node.net.ingress.producer_lane import (
-    Effects,
-    FrameReceipt,
-    Mark,
-    ProducerLane,
-    cuts_of,
-)
+from s4node.net.ingress.producer_lane import Effects, FrameReceipt, Mark, ProducerLane, cuts_of
 from s4node.net.ingress.producer_life import (
     Life,
     TaskLives,

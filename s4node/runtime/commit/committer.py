@@ -28,12 +28,7 @@ from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.commit.savepoint_requests import SavepointRequests
-from s4node.runtime.commit.task_commit import (
-    CommitContext,
-    CommitTimes,
-    TaskCommits,
-    TaskProgress,
-)
+from s4node.runtime.commit.task_commit import CommitContext, CommitTimes, TaskCommits, TaskProgress
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
 from s4node.runtime.task.gate import Phase

@@ -35,13 +35,7 @@ from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.failed_hooks import MOST, FailedCall, HookCall, LeftOutCall
-from s4node.runtime.task.poison.poison_events import (
-    DIED,
-    LeftOut,
-    Place,
-    fault_of,
-    place_of,
-)
+from s4node.runtime.task.poison.poison_events import DIED, LeftOut, Place, fault_of, place_of
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")

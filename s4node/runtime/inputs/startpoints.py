@@ -25,12 +25,7 @@ from s4node.errors import StartpointError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import describe
-from s4node.offsets.startpoint_fan_out import (
-    EXPIRY_MS,
-    Request,
-    Requests,
-    ids_of_start,
-)
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request, Requests, ids_of_start
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.inputs.job_model import TaskModel

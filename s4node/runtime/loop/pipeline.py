@@ -30,11 +30,7 @@ from s4node.runtime.loop.backpressure import Edges, Order
 from s4node.runtime.loop.full_outputs import FullOutputs
 from s4node.runtime.loop.spill_file import SpillFile
 from s4node.runtime.loop.stage_configs import StageConfigs
-from s4node.stages.executors import (
-    DESERIALIZER,
-    STREAM,
-    Executor,
-)
+from s4node.stages.executors import DESERIALIZER, STREAM, Executor
 from s4node.stages.stage import Gauge, Overflow, Room, Stage
 
 log = get_logger("s4node.runtime")

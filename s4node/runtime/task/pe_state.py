@@ -27,12 +27,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
-from s4node.runtime.event_time.window_state import (
-    FAILED,
-    WindowCodec,
-    check_order,
-    go_on,
-)
+from s4node.runtime.event_time.window_state import FAILED, WindowCodec, check_order, go_on
 
 if TYPE_CHECKING:
     from s4node.state.task_state import TaskState
