@@ -20,7 +20,13 @@ import pytest
 import trio
 from harness import ROOT, environment, plain_errors
 
-from s4node.cluster.tree.contract import MAX_DATA_BYTES, MAX_PATH_LENGTH, Coordination, Session
+from s4node.cluster.tree.contract import (
+    MAX_DATA_BYTES,
+    MAX_PATH_LENGTH,
+    Coordination,
+    Entry,
+    Session,
+)
 from s4node.errors import (
     BadVersion,
     CoordinationError,
@@ -103,6 +109,12 @@ async def gone(session: Session, path: str) -> float:
             await session.wait_change(path, seen)
 
 
+async def entry_at(session: Session, path: str) -> Entry:
+    entry = await session.get(path)
+    assert entry is not None
+    return entry
+
+
 class CoordinationConformance:
     """The kit. ``where`` (a fixture) names a new, empty tree, as ``module:function:argument``; the
     function makes of ``argument`` and a session timeout in seconds a Coordination."""
@@ -125,13 +137,11 @@ class CoordinationConformance:
         async with coordination.session("one") as session:
             assert await session.get("/apps/count") is None
             await session.create("/apps/count", b"first")
-            entry = await session.get("/apps/count")
-            assert entry is not None
+            entry = await entry_at(session, "/apps/count")
             assert (entry.data, entry.version, entry.session) == (b"first", 0, "")
             assert await session.set("/apps/count", b"second") == 1
             assert await session.set("/apps/count", b"third", version=1) == 2
-            entry = await session.get("/apps/count")
-            assert entry is not None
+            entry = await entry_at(session, "/apps/count")
             assert (entry.data, entry.version) == (b"third", 2)
             await session.delete("/apps/count")
             assert await session.get("/apps/count") is None
@@ -142,8 +152,7 @@ class CoordinationConformance:
         async with coordination.session("one") as session:
             await session.create("/a/b/c", b"deep", ephemeral=True)
             for path in ("/a", "/a/b"):
-                entry = await session.get(path)
-                assert entry is not None
+                entry = await entry_at(session, path)
                 assert (entry.data, entry.version, entry.session) == (b"", 0, "")
 
     async def test_children_are_the_last_parts_in_order(self, coordination: Coordination) -> None:
@@ -163,8 +172,7 @@ class CoordinationConformance:
             await session.set("/a", b"1")
             await session.delete("/a")
             await session.create("/a")
-            entry = await session.get("/a")
-            assert entry is not None
+            entry = await entry_at(session, "/a")
             assert entry.version == 0
 
     async def test_entries_know_the_order_in_which_they_were_created(
@@ -176,8 +184,7 @@ class CoordinationConformance:
                 path = f"/members/{9 - number}"
                 await session.create(path, ephemeral=True)
                 await session.set(path, b"news")
-                entry = await one.get(path)
-                assert entry is not None
+                entry = await entry_at(one, path)
                 created.append(entry.created)
         assert created == sorted(set(created))
 
@@ -187,8 +194,7 @@ class CoordinationConformance:
             for path in ("/a/b", "/a", "/"):
                 with pytest.raises(EntryExists, match=path):
                     await session.create(path, b"second")
-            entry = await session.get("/a/b")
-            assert entry is not None
+            entry = await entry_at(session, "/a/b")
             assert entry.data == b"first"
 
     async def test_a_missing_entry_is_neither_written_nor_deleted(
@@ -213,8 +219,7 @@ class CoordinationConformance:
                 await one.set("/a", b"mine", version=0)
             with pytest.raises(BadVersion, match="version 1, not 0"):
                 await one.delete("/a", version=0)
-            entry = await one.get("/a")
-            assert entry is not None
+            entry = await entry_at(one, "/a")
             assert (entry.data, entry.version) == (b"1", 1)
             await one.delete("/a", version=1)
 
@@ -233,8 +238,7 @@ class CoordinationConformance:
         most = bytes(range(256)) * (MAX_DATA_BYTES // 256) + bytes(MAX_DATA_BYTES % 256)
         async with coordination.session("one") as session:
             await session.create("/a", most)
-            entry = await session.get("/a")
-            assert entry is not None
+            entry = await entry_at(session, "/a")
             assert entry.data == most
             with pytest.raises(CoordinationError, match="would have 1000001 bytes"):
                 await session.set("/a", most + b"x")
@@ -290,11 +294,9 @@ class CoordinationConformance:
         async with coordination.session("one") as one, coordination.session("two") as two:
             for number in range(20):
                 await one.create(f"/n/{number}", b"one")
-                entry = await two.get(f"/n/{number}")
-                assert entry is not None
+                entry = await entry_at(two, f"/n/{number}")
                 assert await two.set(f"/n/{number}", b"two", entry.version) == 1
-                entry = await one.get(f"/n/{number}")
-                assert entry is not None
+                entry = await entry_at(one, f"/n/{number}")
                 assert entry.data == b"two"
 
     async def test_sessions_of_one_name_are_two(self, coordination: Coordination) -> None:
@@ -311,8 +313,7 @@ class CoordinationConformance:
                 await two.create("/nodes/two", b"here", ephemeral=True)
                 await two.create("/nodes/stays", b"here")
                 await one.create("/nodes/one", ephemeral=True)
-                entry = await one.get("/nodes/two")
-                assert entry is not None
+                entry = await entry_at(one, "/nodes/two")
                 assert entry.session == two.id
             assert await one.children("/nodes") == ["one", "stays"]
         async with coordination.session("three") as three:
@@ -334,8 +335,7 @@ class CoordinationConformance:
         async with coordination.session("one") as one, coordination.session("two") as two:
             await one.create("/nodes/one", ephemeral=True)
             await two.set("/nodes/one", b"news")
-            entry = await one.get("/nodes/one")
-            assert entry is not None
+            entry = await entry_at(one, "/nodes/one")
             assert (entry.data, entry.session) == (b"news", one.id)
             await two.delete("/nodes/one")
             await two.create("/nodes/one", ephemeral=True)
@@ -528,8 +528,7 @@ class CoordinationConformance:
             for process in (one, two, three, four):
                 assert await process.line() == "done"
         async with coordination.session("reader") as session:
-            entry = await session.get("/counter")
-        assert entry is not None
+            entry = await entry_at(session, "/counter")
         assert (entry.data, entry.version) == (b"400", 400)
 
     async def test_of_many_processes_that_create_one_entry_one_does(self, where: str) -> None:
@@ -555,7 +554,7 @@ class CoordinationConformance:
             assert not session.lost.is_set()
 
     @pytest.mark.slow
-    async def test_a_stopped_process_is_ended_by_others_and_learns_it(
+    async def test_a_stopped_process_is_ended_by_others_learns_it_and_ends_in_order(
         self, coordination: Coordination, where: str
     ) -> None:
         async with (
@@ -566,12 +565,13 @@ class CoordinationConformance:
             other.signal(signal.SIGSTOP)
             assert await gone(session, "/nodes/two") > 1
             other.signal(signal.SIGCONT)
-            assert await other.line() == "lost"
-            assert await other.line() == "SessionLost SessionLost"
+            assert await other.rest() == ["lost", "SessionLost SessionLost"]
+            with trio.fail_after(SOON * 3):
+                assert await other.process.wait() == 0
             assert await session.get("/nodes/two") is None
 
     @pytest.mark.slow
-    async def test_a_process_that_is_stopped_for_a_moment_keeps_its_session(
+    async def test_a_process_that_is_stopped_for_a_moment_keeps_its_session_and_learns_of_changes(
         self, coordination: Coordination, where: str
     ) -> None:
         async with (
@@ -582,42 +582,12 @@ class CoordinationConformance:
             other.signal(signal.SIGSTOP)
             with trio.move_on_after(1), plain_errors():
                 await gone(session, "/nodes/two")
-            other.signal(signal.SIGCONT)
             seen = await session.change("/nodes/two")
             await session.set("/nodes/two", b"end")
+            other.signal(signal.SIGCONT)
             assert await other.line() == "end"
             with trio.fail_after(SOON):
                 await session.wait_change("/nodes/two", seen)
-
-    @pytest.mark.slow
-    async def test_what_changes_while_a_process_is_stopped_is_told_when_it_runs_again(
-        self, coordination: Coordination, where: str
-    ) -> None:
-        async with (
-            coordination.session("one") as session,
-            peer(where, "hold", "/nodes/two", 10) as other,
-        ):
-            assert await other.line() == "holds"
-            other.signal(signal.SIGSTOP)
-            await session.set("/nodes/two", b"end")
-            other.signal(signal.SIGCONT)
-            assert await other.line() == "end"
-
-    @pytest.mark.slow
-    async def test_a_process_that_is_stopped_beyond_its_timeout_ends_in_order(
-        self, coordination: Coordination, where: str
-    ) -> None:
-        async with (
-            coordination.session("one") as session,
-            peer(where, "hold", "/nodes/two", 2) as other,
-        ):
-            assert await other.line() == "holds"
-            other.signal(signal.SIGSTOP)
-            await gone(session, "/nodes/two")
-            other.signal(signal.SIGCONT)
-            assert await other.rest() == ["lost", "SessionLost SessionLost"]
-            with trio.fail_after(SOON * 3):
-                assert await other.process.wait() == 0
 
     @pytest.mark.slow
     async def test_a_loop_that_hangs_loses_its_session_although_the_process_lives(
