@@ -1,4 +1,4 @@
-"""A member in a process of its own: ``FOLDER NAME PARTITIONS EXPECTED TIMEOUT``.
+"""A member in a process of its own: ``FOLDER NAME EXPECTED TIMEOUT``.
 
 Prints each view as a line ``epoch owners-by-name epochs mine``, ``lost`` when it lost its session,
 and ``left`` when it was told by SIGTERM to leave.
@@ -23,7 +23,7 @@ def show(view: View) -> None:
     print(view.epoch, owners, epochs, mine, flush=True)
 
 
-async def main(folder: str, name: str, partitions: str, expected: str, timeout: str) -> None:
+async def main(folder: str, name: str, expected: str, timeout: str) -> None:
     coordination = FolderCoordination(folder, session_timeout=float(timeout))
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with coordination.session(name) as session, trio.open_nursery() as nursery:
@@ -33,7 +33,7 @@ async def main(folder: str, name: str, partitions: str, expected: str, timeout: 
                 app="count",
                 member=name,
                 address=f"tcp://{name}",
-                partitions=int(partitions),
+                partitions=4,
                 expected=int(expected),
             )
 

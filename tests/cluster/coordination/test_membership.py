@@ -259,15 +259,6 @@ async def test_a_spare_does_not_gather_when_the_only_owner_goes(tmp_path: Path) 
             assert b.view.members == ("tcp://b",)
 
 
-async def test_more_members_than_partitions_leave_spares(tmp_path: Path) -> None:
-    async with (
-        seat(tmp_path, "a", partitions=2, expected=3) as a,
-        seat(tmp_path, "b", partitions=2, expected=3) as b,
-        seat(tmp_path, "c", partitions=2, expected=3) as c,
-    ):
-        await until(lambda: sorted(map(len, (a.mine, b.mine, c.mine))) == [0, 1, 1])
-
-
 async def test_with_so_many_containers_the_other_members_are_spares_that_take_over(
     tmp_path: Path,
 ) -> None:
@@ -664,19 +655,6 @@ async def test_views_are_told_once_and_epochs_only_grow(tmp_path: Path) -> None:
         assert epochs == sorted(epochs)
 
 
-async def settled(registry: Registry, living: set[str]) -> None:
-    """Wait until every partition has an owner among the living, and the dead are gone."""
-    app = AppId("east", "count")
-    with trio.fail_after(30):
-        while True:
-            seen = await registry.session.change("/")
-            group = await registry.group(app)
-            if set(group.addresses) == living and group.owners and "" not in group.owners:
-                assert len(group.owners) == 7
-                return
-            await registry.session.wait_change("/", seen)
-
-
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -756,10 +734,10 @@ async def seat(
 
 
 def member_process(
-    folder: Path, name: str, *, partitions: int = 4, expected: int = 1, timeout: float = 60
+    folder: Path, name: str, *, expected: int = 1, timeout: float = 60
 ) -> AbstractAsyncContextManager[Peer]:
     script = ROOT / "tests" / "membership_process.py"
-    return python_process(script, folder, name, partitions, expected, str(timeout))
+    return python_process(script, folder, name, expected, str(timeout))
 
 
 @asynccontextmanager

@@ -142,7 +142,7 @@ async def test_a_killed_consumer_is_told(tmp_path: Path) -> None:
     async with (
         watching(tmp_path, "words") as adapter,
         consuming(tmp_path, "east", "count", "words", member="m", partitions=4),
-        python_process(script, tmp_path, "x", 4, 1, "60") as other,
+        python_process(script, tmp_path, "x", 1, "60") as other,
     ):
         await other.line()
         await until(lambda: "east.count" in adapter.consumers("words"))
