@@ -29,6 +29,7 @@ from dataclasses import replace
 from functools import partial
 from socket import gethostname
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import trio
 
@@ -116,18 +117,20 @@ class HttpServer:
         self._names = frozenset(each.lower() for each in names - {"", "0.0.0.0", "::"})  # noqa: S104
         self._listeners: Sequence[trio.SocketListener] = ()
         self._waiting: dict[trio.CancelScope, Conversation] = {}  # for their peers
-        self._making: set[trio.CancelScope] = set()  # of answers
+        self._making: WeakSet[trio.CancelScope] = WeakSet()  # of answers
         self._ended = trio.Event()
         self._reason = ""
         self._open = 0
 
     @property
     def url(self) -> str:
-        """The address as browsers and curl write it."""
+        """The address as browsers and curl write it, with a name that the certificate has."""
         scheme = "https" if self._credentials else "http"
         host, port = self.address.rpartition("://")[2].rpartition(":")[::2]
         if host in ("0.0.0.0", "[::]"):  # noqa: S104 - all of this machine
             host = self._advertised or "localhost"
+        elif host == "127.0.0.1" and self._credentials and "localhost" in self._credentials.hosts:
+            host = "localhost"
         return f"{scheme}://{host}:{port}"
 
     async def listen(self) -> None:
@@ -248,21 +251,26 @@ class HttpServer:
         answer: Answer,
         parts: AsyncGenerator[bytes, None],
     ) -> None:
-        """Send an answer whose parts come with time, until its peer has gone or takes none."""
+        """Send an answer whose parts come with time, until these or the server end, or its peer has
+        gone or takes none."""
         self._open -= 1  # such answers have a limit of their own
         try:
             async with aclosing(parts), trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_end, stream, nursery.cancel_scope)
-                with trio.move_on_after(_ANSWER_SECONDS) as patience:
-                    await stream.send_all(conversation.answer(answer))
-                async for part in parts:
-                    with trio.move_on_after(_ANSWER_SECONDS) as patience:
-                        await stream.send_all(conversation.part(part))
-                    if patience.cancelled_caught:
-                        break
+                part: bytes | None = b""
+                data = conversation.answer(answer)
+                while await _taken(stream, data) and part is not None:
+                    part = await self._next(parts)
+                    data = conversation.last_part() if part is None else conversation.part(part)
                 nursery.cancel_scope.cancel()
         finally:
             self._open += 1
+
+    async def _next(self, parts: AsyncGenerator[bytes, None]) -> bytes | None:
+        """The next part of an answer, or None at its end or that of the server."""
+        with self._until_end():
+            return await anext(parts, None)
+        return None
 
     @contextmanager
     def _wait_for_peer(
@@ -344,10 +352,8 @@ class HttpServer:
         raise Unreadable(Answer(408, "the body did not come in time, or others needed its room\n"))
 
     async def _made(self, route: Route, request: Request) -> Answer:
-        scope = trio.CancelScope()
-        self._making.add(scope)
         try:
-            with scope:
+            with self._until_end():
                 return await self._answers[route.name](request)
             taken = "some events may be taken: " if route.method == "POST" else ""
             failed = Answer(504 if taken else 503, f"{taken}{self._reason}\n")
@@ -355,9 +361,15 @@ class HttpServer:
             error = leaves(group)[0]
             log.error("a request failed", path=request.path, reason=described(error))
             failed = Answer(500, f"{described(error)}\n")
-        finally:
-            self._making.discard(scope)
         return failed
+
+    def _until_end(self) -> trio.CancelScope:
+        """A scope that the end of the server cancels."""
+        scope = trio.CancelScope()
+        self._making.add(scope)
+        if self._ended.is_set():
+            scope.cancel()
+        return scope
 
 
 def _unable(peer: str, role: str, right: str) -> str:
@@ -373,6 +385,13 @@ async def _head(stream: trio.abc.Stream, conversation: Conversation) -> Request 
     while (request := conversation.head()) is None and not conversation.is_over:
         conversation.feed(bytes(await stream.receive_some(_READ_BYTES)))
     return request
+
+
+async def _taken(stream: trio.abc.Stream, data: bytes) -> bool:
+    """Send a part of an answer; returns False if the peer does not take it."""
+    with trio.move_on_after(_ANSWER_SECONDS) as patience:
+        await stream.send_all(data)
+    return not patience.cancelled_caught
 
 
 async def _wait_end(stream: trio.abc.Stream, scope: trio.CancelScope) -> None:

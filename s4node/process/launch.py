@@ -79,7 +79,7 @@ class _Launcher:
         self._config = config
         self._folder = folder
         self._http = http
-        self._serving = trio.CancelScope()
+        self._end_http: Callable[[str], None] = lambda _: None
         self._nodes: list[Node] = []
         self._stopping = trio.Event()
         self._failures: list[Exception] = []
@@ -155,12 +155,8 @@ class _Launcher:
 
         server = server_of(node, self._config)
         await server.listen()
-
-        async def serve() -> None:
-            with self._serving:
-                await server.run()
-
-        living.start_soon(serve)
+        living.start_soon(server.run)
+        self._end_http = server.end_with
         return server.url
 
     async def _live(self, node: Node) -> None:
@@ -182,4 +178,4 @@ class _Launcher:
                     nursery.start_soon(drain, node)
         for node in self._nodes:
             node.stop()
-        self._serving.cancel()
+        self._end_http("the nodes stop")

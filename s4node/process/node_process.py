@@ -50,7 +50,8 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
                 nursery.start_soon(server.run)
                 log.info("HTTP is served", node=node.name, url=server.url)
             status = await run_until_signal(node, ready)
-            nursery.cancel_scope.cancel()
+            if server is not None:
+                server.end_with("the node stops")
         return status
 
 

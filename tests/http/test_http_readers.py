@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from harness import NodeProcess, node_process, until
-from monitored import told
+from monitored import Monitored, monitored, told
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +36,14 @@ app = Counter("counter")
 
 
 @asynccontextmanager
-async def counter(folder: Path) -> AsyncIterator[NodeProcess]:
+async def counter(folder: Path, *options: str) -> AsyncIterator[NodeProcess]:
     (folder / "app.py").write_text(COUNTER)
-    async with node_process("app.py", cwd=folder) as process:
+    async with node_process("app.py", *options, cwd=folder) as process:
         await until(lambda: process.url)
         yield process
 
 
-async def reader_of(process: NodeProcess, stream: str = "totals") -> trio.SocketStream:
+async def reader_of(process: NodeProcess | Monitored, stream: str = "totals") -> trio.SocketStream:
     """A connection that reads a stream, once its head has come."""
     host, _, port = process.url.rpartition("/")[2].rpartition(":")
     reader = await trio.open_tcp_stream(host, int(port))
@@ -120,3 +121,30 @@ async def test_readers_are_bounded_and_one_that_takes_nothing_is_ended(tmp_path:
             nursery.cancel_scope.cancel()
         for reader in (*readers, late, further):
             await trio.aclose_forcefully(reader)
+
+
+async def rest_of(reader: trio.SocketStream) -> bytes:
+    with trio.fail_after(60):
+        async with reader:
+            return b"".join([data async for data in reader])
+
+
+@pytest.mark.parametrize("nodes", [(), ("--nodes", "2")])
+async def test_a_stream_is_ended_in_order_when_its_process_stops(
+    tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    async with counter(tmp_path, *nodes) as process:
+        reader = await reader_of(process)
+        await head_of(reader)
+        process.signal(signal.SIGTERM)
+        assert (await rest_of(reader)).endswith(b"0\r\n\r\n")
+
+
+async def test_a_stream_is_ended_in_order_when_its_node_stops(tmp_path: Path) -> None:
+    async with monitored(tmp_path) as node:
+        assert (await node.deploy(source=COUNTER))[0] == 0
+        await node.ready()
+        reader = await reader_of(node)
+        assert (await head_of(reader)).startswith(b"HTTP/1.1 200")
+        node.process.signal(signal.SIGTERM)
+        assert (await rest_of(reader)).endswith(b"0\r\n\r\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +38,16 @@ async def broken(_: Request) -> Answer:
     raise ZeroDivisionError
 
 
+async def counting(_: Request) -> Answer:
+    async def parts() -> AsyncGenerator[bytes, None]:
+        for number in range(3):
+            yield b"%d\n" % number
+
+    return Answer(200, "", parts=parts())
+
+
 ANSWERS = {
+    "read": counting,
     "live": alive,
     "ready": lacking,
     "status": secret,
@@ -105,6 +114,14 @@ async def test_requests_of_one_connection_are_answered_in_turn() -> None:
         assert header in first.split(b"\r\n")
     assert b"Access-Control" not in first
     assert rest == b""
+
+
+async def test_an_answer_in_parts_has_an_end() -> None:
+    async with serving() as server:
+        async with await connected(server) as stream:
+            await stream.send_all(get("/streams/numbers"))
+            answer = await rest_of(stream)
+        assert answer.endswith(b"2\r\n1\n\r\n2\r\n2\n\r\n0\r\n\r\n")
 
 
 async def test_a_query_is_ignored_and_an_unknown_path_names_those_that_there_are() -> None:
@@ -372,6 +389,14 @@ async def test_without_a_certificate_a_peer_learns_only_whether_the_node_lives(
             assert status_of(answer) == 503
             assert b"shop" not in answer
         assert isinstance(Credentials.configured(Config.from_values(node)), Credentials)
+
+
+@pytest.mark.parametrize(("name", "host"), [("localhost", "localhost"), ("node", "127.0.0.1")])
+async def test_the_printed_url_has_a_name_of_the_certificate(
+    tmp_path: Path, name: str, host: str
+) -> None:
+    async with serving("tls+tcp://127.0.0.1:0", **Issuer(tmp_path).node(name=name)) as server:
+        assert server.url == server.address.replace("tls+tcp://127.0.0.1", f"https://{host}")
 
 
 STATE, SEND = ("GET", "/state/app/Pe/key"), ("POST", "/streams/clicks")
