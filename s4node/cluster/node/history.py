@@ -39,13 +39,16 @@ class History:
         self._begun = False
         self._versions: dict[str, tuple[str, str, str]] = {}
 
-    def failed_once(self, one: ContainerStatus) -> None:
+    def failed_once(self, one: ContainerStatus, *, is_new: bool = False) -> None:
+        """Note the failure of a container; one that ``is_new`` has not run its version yet."""
         if one.failure and not any(
-            (each.ms, each.app, each.kind) == (one.failed_ms, one.app, RESTART)
+            (each.ms, each.app, each.cause) == (one.failed_ms, one.app, one.failure)
             for each in self.last
         ):
-            text = f"the container on {one.node} ended"
-            self.last.append(Happening(one.failed_ms, one.app, RESTART, text, one.failure))
+            kind, text = RESTART, f"the container on {one.node} ended"
+            if is_new:
+                kind, text = DEPLOYMENT, f"version {one.version} cannot run on {one.node}"
+            self.last.append(Happening(one.failed_ms, one.app, kind, text, one.failure))
 
     def seen(self, ms: int, apps: Mapping[str, AppInfo], groups: Mapping[str, Group]) -> None:
         first, self._begun = not self._begun, True

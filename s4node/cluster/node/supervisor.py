@@ -404,7 +404,7 @@ class Supervisor:
         ]
 
     def _change(self, process: ContainerProcess) -> None:
-        self.history.failed_once(process.status())
+        self.history.failed_once(process.status(), is_new=process.begin.hold)
         if process.ended.is_set() and process in self.processes:
             self.processes.remove(process)
         self.note_change()

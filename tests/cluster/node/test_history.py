@@ -72,3 +72,11 @@ def test_each_failure_of_a_container_is_noted_once_and_a_hundred_are_kept() -> N
         history.failed_once(msgspec.structs.replace(one, failed_ms=ms))
     assert len(history.last) == MOST
     assert history.last[-1].ms == 199
+
+
+def test_a_version_that_was_never_run_is_a_deployment_that_failed() -> None:
+    history = History()
+    one = ContainerStatus("shop", "one", "2", "ended", None, "", 1, "no key 'user'", 7)
+    history.failed_once(one, is_new=True)
+    history.failed_once(one, is_new=True)
+    assert told(history) == [(7, "deployment", "version 2 cannot run on one", "no key 'user'")]
