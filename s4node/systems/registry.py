@@ -82,7 +82,9 @@ class Systems:
             kind = self._types.get(name)
             if kind is None:
                 known = ", ".join(self.names)
-                what = "address to the address of its node" if name == LOG else "type"
+                broker = f"type to kafka, and systems.{name}.address to host:port of a broker"
+                node = "address to the address of its node"
+                what = {LOG: node, KAFKA: broker}.get(name, "type")
                 raise UnknownStream(
                     f"no system {name!r}; known systems: {known}. To add it, set "
                     f"systems.{name}.{what}"

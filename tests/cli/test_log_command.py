@@ -31,7 +31,7 @@ MISTAKES = [
         ("tail clicks --from \u0661", 2, "'\u0661' is not a start; write newest, oldest, "),
         ("tail clicks --count \u0661", 2, "'\u0661' is not a whole number, 1 or more"),
         ("tail clicks --partition x", 2, "'x' is not a whole number, 0 or more"),
-        ("tail clicks --system kafka", 1, "no system 'kafka'; known systems: live. To add it, set"),
+        ("tail clicks --system kafka", 1, "systems.kafka.address to host:port of a broker"),
         ("describe --system mine -p systems.mine.type=s4node.systems.memory:MemorySystem", 2,
          "system 'mine' does not list its streams; name one of them"),
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
