@@ -13,7 +13,6 @@ Rules
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
@@ -30,6 +29,15 @@ _BEYOND = 64  # excess instances (or an eighth of the size) before eviction besi
 
 
 class Keeper(Protocol):
+    @property
+    def mark(self) -> object:
+        """The mark of touched instances; it changes between two steps only."""
+        ...
+
+    def touch_one(self, instance: Any, /) -> None:
+        """Mark an instance that does not have it and is about to change."""
+        ...
+
     def touch(self, keys: Iterable[Key | None]) -> None:
         """Mark the instances in memory of these keys as changing."""
         ...
@@ -45,8 +53,6 @@ class Instances(dict[Any, PE]):
     """An unbounded map from key to instance."""
 
     __slots__ = (
-        "_async_create",
-        "_async_remove",
         "before",
         "fetch",
         "gone",
@@ -70,8 +76,6 @@ class Instances(dict[Any, PE]):
         self.before: Callable[[Any, float], Any] | None = None
         self.fetch: Callable[[], None] | None = None  # loads the saved instances of coming events
         self.new_keys = KeyCrowding()
-        self._async_create = inspect.iscoroutinefunction(prototype.on_create)
-        self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
 
     def __missing__(self, key: Key) -> PE:
         prototype = self.prototype
@@ -83,7 +87,7 @@ class Instances(dict[Any, PE]):
                 return super().__getitem__(key)
         instance = prototype.make(checked, self)
         if prototype.on_create is not None:
-            assert not self._async_create, "async on_create goes through obtain()"
+            assert not prototype.awaits_create, "async on_create goes through obtain()"
             prototype.on_create(instance)
         self[key] = instance
         if self.keeper is not None:  # an earlier one may have been removed in this slice
@@ -125,7 +129,7 @@ class Instances(dict[Any, PE]):
             instance._home = cast("Any", Nowhere(self.partition))  # which takes no timers
         if self.gone is not None:
             self.gone(instance.key)
-        if self._async_remove:
+        if self.prototype.awaits_remove:
             self.leaving.append(instance)
         elif self.prototype.on_remove is not None:
             self.prototype.on_remove(instance)

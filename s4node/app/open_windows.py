@@ -30,7 +30,9 @@ class _Table(Instances):
     __slots__ = ("owner", "span")
 
     def __init__(self, owner: TableWindows, span: Span) -> None:
-        super().__init__(owner.prototype, owner.partition)
+        dict.__init__(self)  # a home needs no more
+        self.partition = owner.partition
+        self.timers = None
         self.owner = owner
         self.span = span
 

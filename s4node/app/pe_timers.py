@@ -43,14 +43,15 @@ class TimerKeeper(Protocol):
 
 
 class Timer(NamedTuple):
-    """A timer that is set: its ``number`` says which of two of the same name was set later.
+    """A timer that is set: its ``number`` says which of two of one time was set later.
 
     ``by_wall`` is 0 for the time of events, 1 for the clock, 2 for so many seconds by the clock.
     """
 
-    name: str
     time: float
     number: int
+    key: Any
+    name: str
     by_wall: int
 
 
@@ -58,7 +59,8 @@ class PeTimers:
     """The timers of the instances of ``pe``.
 
     ``watermark`` is the time up to which events have come; its owner moves it. ``now`` gives Unix
-    time. Without ``event_time`` there are timers by the clock only.
+    time. ``by_key`` has the timers that are set, by key and name. Without ``event_time`` there are
+    timers by the clock only.
     """
 
     def __init__(self, pe: str, now: Callable[[], float], *, event_time: bool) -> None:
@@ -67,8 +69,8 @@ class PeTimers:
         self.keeper: TimerKeeper | None = None
         self.pe = pe
         self._event_time = event_time
-        self._timers: dict[Any, dict[str, Timer]] = {}
-        self._heaps: tuple[list[Any], list[Any]] = ([], [])  # by events, by the clock
+        self.by_key: dict[Any, dict[str, Timer]] = {}
+        self._heaps: tuple[list[Timer], list[Timer]] = ([], [])  # by events, by the clock
         self._number = 0
         self._set = 0
 
@@ -103,10 +105,10 @@ class PeTimers:
 
     def restore(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
         self._number += 1
-        timer = Timer(name, time, self._number, by_wall)
-        self._put(key, timer)
+        timer = Timer(time, self._number, key, name, by_wall)
+        self._put(timer)
         heap = self._heaps[by_wall > 0]
-        heappush(heap, (time, self._number, key, name))
+        heappush(heap, timer)
         if len(heap) > 2 * self._set + _FEW:
             heap[:] = filter(self._is_set, heap)
             heapify(heap)
@@ -120,27 +122,27 @@ class PeTimers:
     def save_all(self) -> None:
         """Save all timers, which were set before there was a keeper."""
         assert self.keeper is not None
-        for key, names in self._timers.items():
+        for key, names in self.by_key.items():
             for each in names.values():
                 self.keeper.set_timer(key, each.name, each.time, by_wall=each.by_wall)
 
     def cancel(self, key: Any, name: str) -> None:
-        names = self._timers.get(key, {})
+        names = self.by_key.get(key, {})
         if names.pop(name, None) is not None:
             self._set -= 1
             if not names:
-                del self._timers[key]
+                del self.by_key[key]
             if self.keeper is not None:
                 self.keeper.forget_timer(key, name)
 
     def clock_set(self, by: float) -> None:
         """Move the timers that are due in so many seconds, as the clock was set by ``by``."""
-        for key, names in list(self._timers.items()):
+        for key, names in list(self.by_key.items()):
             for each in [each for each in names.values() if each.by_wall == RELATIVE]:
                 self.set_timer(key, each.name, each.time + by, by_wall=RELATIVE)
 
     def cancel_all(self, key: Any) -> None:
-        for name in list(self._timers.get(key, ())):
+        for name in list(self.by_key.get(key, ())):
             self.cancel(key, name)
 
     def next_at(self, *, by_wall: bool) -> float:
@@ -151,23 +153,18 @@ class PeTimers:
         return heap[0][0] if heap else math.inf
 
     @property
-    def first(self) -> list[Any]:
-        """The timers by the time of events; the first entry begins with the earliest time."""
-        return self._heaps[False]
-
-    @property
     def next_end(self) -> float:
         """The watermark at which a timer is due."""
         return self.next_at(by_wall=False)
 
-    def keep(self, key: Any, timer: Timer) -> None:
+    def keep(self, timer: Timer) -> None:
         """Keep a timer that was taken until the next start, unless it is set again."""
-        self._put(key, timer)
+        self._put(timer)
         if self.keeper is not None:
-            self.keeper.set_timer(key, timer.name, timer.time, by_wall=timer.by_wall)
+            self.keeper.set_timer(timer.key, timer.name, timer.time, by_wall=timer.by_wall)
 
-    def take_due(self) -> Iterator[tuple[Any, Timer]]:
-        """Take the timers that are due now, with their keys.
+    def take_due(self) -> Iterator[Timer]:
+        """Take the timers that are due now.
 
         At the end of the inputs these are the timers until the last one that is set now.
         """
@@ -175,45 +172,51 @@ class PeTimers:
         for by_wall, now in ((False, self.watermark), (True, self.now())):
             heap, later, fired = self._heaps[by_wall], [], NEVER
             if now == math.inf:  # a timer that sets itself anew would have no end
-                now = max((entry[0] for entry in heap), default=NEVER)
+                now = max((each.time for each in heap), default=NEVER)
             while self.next_at(by_wall=by_wall) <= now:
-                entry = heappop(heap)
-                time, number, key, name = entry
-                if number > last and time <= fired:
-                    later.append(entry)
+                timer = heappop(heap)
+                if timer.number > last and timer.time <= fired:
+                    later.append(timer)
                     continue
-                fired = max(fired, time)
-                timer = self._timers[key][name]
-                self.cancel(key, name)
-                yield key, timer
-            for entry in later:
-                heappush(heap, entry)
+                fired = max(fired, timer.time)
+                self.cancel(timer.key, timer.name)
+                yield timer
+            for timer in later:
+                heappush(heap, timer)
 
-    def take_before(self, key: Any, time: float) -> Iterator[tuple[Any, Timer]]:
+    def is_before(self, key: Any, time: float) -> bool:
+        """Return True if a timer of a key, by the time of events, is due before ``time``."""
+        for each in self.by_key.get(key, {}).values():
+            if each.time < time and not each.by_wall:
+                return True
+        return False
+
+    def take_before(self, key: Any, time: float) -> Iterator[Timer]:
         """Take the timers of a key, by the time of events, that are due before ``time``.
 
         One that is set again for its own time waits for the next round.
         """
         taken = set[tuple[str, float]]()
-        while self.next_at(by_wall=False) < time:
+        while self.is_before(key, time):
             due = [
-                (each.time, each.number, each)
-                for each in self._timers.get(key, {}).values()
+                each
+                for each in self.by_key[key].values()
                 if each.time < time and not each.by_wall and (each.name, each.time) not in taken
             ]
             if not due:
                 return
-            _, _, timer = min(due)
+            timer = min(due)
             taken.add((timer.name, timer.time))
             self.cancel(key, timer.name)
-            yield key, timer
+            yield timer
 
-    def _put(self, key: Any, timer: Timer) -> None:
-        names = self._timers.setdefault(key, {})
+    def _put(self, timer: Timer) -> None:
+        names = self.by_key.get(timer.key)
+        if names is None:
+            names = self.by_key[timer.key] = {}
         self._set += timer.name not in names
         names[timer.name] = timer
 
-    def _is_set(self, entry: tuple[float, int, Any, str]) -> bool:
-        _, number, key, name = entry
-        timer = self._timers.get(key, {}).get(name)
-        return timer is not None and timer.number == number
+    def _is_set(self, timer: Timer) -> bool:
+        names = self.by_key.get(timer.key)
+        return names is not None and names.get(timer.name) is timer

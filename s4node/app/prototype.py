@@ -86,6 +86,8 @@ class Prototype:
         self.on_time = plain_hook(cls, "on_time")
         self.on_create = plain_hook(cls, "on_create")
         self.on_remove = plain_hook(cls, "on_remove")
+        self.awaits_create = inspect.iscoroutinefunction(self.on_create)
+        self.awaits_remove = inspect.iscoroutinefunction(self.on_remove)
         self.on_window = plain_hook(cls, "on_window")
         self.on_timer = timer_hook(cls)
         self.cls = self._bound(cls, ())
@@ -136,8 +138,8 @@ class Prototype:
         return (
             self.on_event.any_async
             or self.on_trigger.any_async
-            or inspect.iscoroutinefunction(self.on_create)
-            or inspect.iscoroutinefunction(self.on_remove)
+            or self.awaits_create
+            or self.awaits_remove
             or inspect.iscoroutinefunction(self.on_window)
         )
 

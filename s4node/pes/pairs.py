@@ -110,7 +110,8 @@ class Pairs(ProcessingElement, metaclass=PairsType):
 
     def _right(self, event: Any) -> None:
         self._rights.append(event)
-        self._wait()
+        if not self._lefts:  # else it waits with them
+            self._wait()
         for number, left in enumerate(self._lefts):
             if self._is_near(left, event):
                 self._paired[number] = True
@@ -124,11 +125,13 @@ class Pairs(ProcessingElement, metaclass=PairsType):
         return float(self._time_of(event) + further + _MICROSECOND)
 
     def _wait(self) -> None:
-        """Have the first event dropped with which nothing can pair any more."""
+        """Have the next look once nothing can pair any more with the first left event.
+
+        Or with the first right one if there is no left one.
+        """
         before, after = self._within
-        ends = [self._last_for(each, after) for each in self._lefts]
-        ends += [self._last_for(each, before) for each in self._rights]
-        self.at(min(ends))
+        events, further = (self._lefts, after) if self._lefts else (self._rights, before)
+        self.at(self._last_for(min(events, key=self._time_of), further))
 
     def on_timer(self, _name: str) -> None:
         """Drop the events with which nothing can pair any more."""

@@ -18,7 +18,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress
 from operator import attrgetter
 from threading import Lock
@@ -95,8 +95,7 @@ class SavedInstances:
         self._table = table
         self._database = database
         self._changes = changes
-        self._hasher = hasher
-        self._row = with_text_rows(self._any_row, table, hasher)
+        self._row = key_rows(table, hasher)
 
     def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
         found: dict[Key | None, bytes] = {}
@@ -187,8 +186,9 @@ class SavedInstances:
             instance._mark = None
 
     def remove(self, key: Key | None) -> None:
-        self._untouch(self._live.get(key))
-        self._changes.put(self._row(key), None)
+        instance: Any = self._live.get(key)
+        self._untouch(instance)
+        self._changes.put(getattr(instance, "_row", None) or self._row(key), None)
 
     def _untouch(self, instance: Any) -> None:
         """Stop saving an instance. The commit in progress still writes what it holds."""
@@ -247,16 +247,27 @@ class SavedInstances:
     def _assign(self, instance: Any) -> Group:
         """Note in an instance where it is saved, and in which list it is when it is touched."""
         row = instance._row = self._row_at(instance)
-        group = instance._group = self._groups.setdefault(row[:2], Group(row[:2]))
+        group = self._groups.get(row[:2])
+        if group is None:
+            group = self._groups.setdefault(row[:2], Group(row[:2]))
+        instance._group = group
         return group
 
     def _row_at(self, instance: Any) -> bytes:
         return self._row(instance.key)
 
-    def _any_row(self, key: Key | None) -> bytes:
-        if key is None:
-            return prefix(TASK_GROUP, self._table)
-        return prefix(self._hasher(key) % KEY_GROUPS, self._table) + key_encoding.encode(key)
+
+class Changing(Protocol):
+    """Instances that are touched when a commit begins."""
+
+    @property
+    def changes(self) -> bool:
+        """True if any would be touched now."""
+        ...
+
+    def touch_changed(self) -> None:
+        """Touch those that have changed since the last commit."""
+        ...
 
 
 class SavedWindowInstances(SavedInstances):
@@ -279,7 +290,7 @@ class SavedWindowInstances(SavedInstances):
 
     def erase(self, instance: Any) -> None:
         self._untouch(instance)
-        self._changes.put(self._row_at(instance), None)
+        self._changes.put(getattr(instance, "_row", None) or self._row_at(instance), None)
 
     def moved(self, instance: Any) -> None:
         """Save an instance, which was touched, under the new start of its window."""
@@ -293,10 +304,19 @@ class SavedWindowInstances(SavedInstances):
             self._changes.spoil(error)
 
     def _row_at(self, instance: Any) -> bytes:
-        key = instance.key
-        group = TASK_GROUP if key is None else self._hasher(key) % KEY_GROUPS
-        encoded = b"" if key is None else key_encoding.encode(key)
-        return prefix(group, self._table) + _START.pack(instance._span[0]) + encoded
+        row = self._row(instance.key)
+        return row[:PREFIX_BYTES] + _START.pack(instance._span[0]) + row[PREFIX_BYTES:]
+
+
+def key_rows(table: int, hasher: Hasher) -> Callable[[Key | None], bytes]:
+    """The function that makes the row of a key in a table of PEs; a singleton has no key."""
+
+    def any_row(key: Key | None) -> bytes:
+        if key is None:
+            return prefix(TASK_GROUP, table)
+        return prefix(hasher(key) % KEY_GROUPS, table) + key_encoding.encode(key)
+
+    return with_text_rows(any_row, table, hasher)
 
 
 def place_of(row: bytes) -> tuple[float, Any]:
@@ -313,7 +333,7 @@ class SavedTimers:
         self._table = table
         self._database = database
         self._changes = changes
-        self._hasher = hasher
+        self._key_row = key_rows(table, hasher)
 
     def timers(self) -> Iterator[tuple[Any, str, float, int]]:
         for row, data in self._database.table(self._table):
@@ -322,14 +342,10 @@ class SavedTimers:
             yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
 
     def set_timer(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
-        size = 0 if key is None else len(key_encoding.encode(key))
-        self._changes.put(self._row(key, name), _encode((size, name, time, by_wall)))
+        row = self._key_row(key)
+        data = _encode((len(row) - PREFIX_BYTES, name, time, by_wall))
+        self._changes.put(row + name.encode(), data)
 
     def forget_timer(self, key: Any, name: str) -> None:
         """Delete a timer with the next commit."""
-        self._changes.put(self._row(key, name), None)
-
-    def _row(self, key: Any, name: str) -> bytes:
-        group = TASK_GROUP if key is None else self._hasher(key) % KEY_GROUPS
-        encoded = b"" if key is None else key_encoding.encode(key)
-        return prefix(group, self._table) + encoded + name.encode()
+        self._changes.put(self._key_row(key) + name.encode(), None)

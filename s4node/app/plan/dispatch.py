@@ -273,7 +273,7 @@ def _target_lines(
         indent, instance = "    ", "i"
         if stream.can_change:
             lines.append("    e = _copy(o)")
-    elif inspect.iscoroutinefunction(target.on_create):
+    elif target.awaits_create:
         bindings[f"_o{number}"] = home.obtain
         lines.append(f"i = await _o{number}(k)")
         instance = "i"

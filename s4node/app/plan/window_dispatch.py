@@ -45,7 +45,7 @@ def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
     ):
         if hook:
             yield f"{where} has windows, which end by on_window alone; leave out {why}"
-    if inspect.iscoroutinefunction(prototype.on_create):
+    if prototype.awaits_create:
         yield f"{where} has windows, so its on_create cannot be async"
     for stream in app.streams.values():
         if prototype not in stream.targets:
@@ -198,16 +198,18 @@ def before_lines(
     rule, target = time_rule(stream), home.prototype
     assert rule is not None
     bindings |= rule.bindings
-    own: Any = home
-    due = own.timers.first if target.windows is None else own.ends
-    bindings |= {f"_q{number}": due, f"_p{number}": home.before}
+    key = "None" if target.singleton else "k"
+    bindings[f"_p{number}"] = home.before
+    if target.windows is None:
+        assert home.timers is not None
+        bindings |= {f"_q{number}": home.timers.by_key, f"_b{number}": home.timers.is_before}
+        due = f"{key} in _q{number} and _b{number}({key}, t)"
+    else:
+        bindings[f"_q{number}"] = home.ends  # type: ignore[attr-defined]
+        due = f"_q{number} and t > _q{number}[0][0]"
     hook = target.on_timer if target.windows is None else target.on_window
     awaits = "await " if inspect.iscoroutinefunction(hook) else ""
-    key = "None" if target.singleton else "k"
-    return [
-        f"t = {rule.expression('e')}",
-        f"if _q{number} and t > _q{number}[0][0]: {awaits}_p{number}({key}, t)",
-    ]
+    return [f"t = {rule.expression('e')}", f"if {due}: {awaits}_p{number}({key}, t)"]
 
 
 def only_handler(stream: Stream, target: Prototype) -> Any:

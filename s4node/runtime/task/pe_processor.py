@@ -91,15 +91,15 @@ class PeProcessor(Processor):
                 self.instances[name].timers = PeTimers(name, wall, event_time=timed)
         for name, each in self.instances.items():
             if dispatch.goes_by_order(app, each):
-                each.before = partial(self._call_before, name)
+                hook = each.prototype.on_timer or each.prototype.on_window
+                awaits = inspect.iscoroutinefunction(hook)
+                each.before = partial(self._make_before if awaits else self._call_before, name)
         self.times = TaskTimes(app, self.instances, wall, clock)
         self.costs = PeCosts(clock)
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self._plans = {s.name: dispatch.compile_plan(s, self.instances, self.triggers) for s in fed}
         self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
-        self._leaving = [
-            i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
-        ]
+        self._leaving = [each for each in self.instances.values() if each.prototype.awaits_remove]
         awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
         self._trimmed = [i for i in self._bounded if id(i) not in awaited]
         self._calls = TimedCalls(app, partition, self.instances, self.times, clock)
@@ -380,10 +380,10 @@ class PeProcessor(Processor):
                 began = self._count_calls(prototype, name, began, made)
                 made, prototype, name = 0, calls.instances[0]._prototype, calls.name
             made += len(calls.instances)
-            hook = calls.hook
+            hook, timer = calls.hook, calls.timer
             for instance in calls.instances:
                 try:
-                    result = hook(instance)
+                    result = hook(instance) if timer is None else hook(instance, timer.name)
                     if result is not None:
                         if waits and inspect.isawaitable(result):
                             await result
@@ -404,19 +404,15 @@ class PeProcessor(Processor):
             self.costs.add(pe.name, hook, now - began, made)
         return now
 
-    def _call_before(self, name: str, key: Any, time: float) -> Any:
-        made = self._make_before(self._calls.before(name, key, time))
-        prototype = self.instances[name].prototype
-        if inspect.iscoroutinefunction(prototype.on_timer or prototype.on_window):
-            return made
+    def _call_before(self, name: str, key: Any, time: float) -> None:
         with suppress(StopIteration):  # it awaits nothing
-            made.send(None)
-        return None
+            self._make_before(name, key, time).send(None)
 
-    async def _make_before(self, calls: Iterable[Calls]) -> None:
+    async def _make_before(self, name: str, key: Any, time: float) -> None:
+        """Make the calls of a key that are due before its event at ``time``."""
         of_event = handled.get()
         handled.set(None)
-        await self._make(calls)
+        await self._make(self._calls.before(name, key, time))
         handled.set(of_event)
 
     def left_out_calls(self) -> Iterable[LeftOutCall]:

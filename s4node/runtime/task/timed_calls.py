@@ -33,11 +33,12 @@ _SHARED = 1.0
 class Calls(NamedTuple):
     """A hook that is due on instances of a PE, and what to do after all of them.
 
-    ``timer`` is that of ``on_timer``. ``work`` says how much that is, with what was done besides.
+    ``timer`` is that of ``on_timer``, which also gets its name. ``work`` says how much that is,
+    with what was done besides.
     """
 
     name: str
-    hook: Callable[[Any], Any]
+    hook: Callable[..., Any]
     instances: Sequence[Any]
     done: Callable[[Sequence[Any]], None] | None = None
     work: int = 1
@@ -218,32 +219,31 @@ class TimedCalls:
                 due.done([each])
         return due._replace(instances=left, work=due.work - len(due.instances) + len(left))
 
-    def _fired(
-        self, name: str, taken: Iterable[tuple[Any, Timer]], *, loaded: bool = False
-    ) -> Iterator[Calls]:
+    def _fired(self, name: str, taken: Iterable[Timer], *, loaded: bool = False) -> Iterator[Calls]:
         """The calls of ``on_timer`` of one PE, also on instances that are not in memory.
 
         ``loaded``: the next event of the running slice is of the same key.
         """
         instances = self._instances[name]
-        on_timer, timers = instances.prototype.on_timer, instances.timers
+        on_timer, timers, keeper = instances.prototype.on_timer, instances.timers, instances.keeper
         assert on_timer is not None
         assert timers is not None
-        for key, timer in taken:
-            if not loaded and self.have is not None:
-                self.have(name, [key])
-            elif loaded and instances.keeper is not None:
-                if key not in instances and instances.fetch is not None:
-                    instances.fetch()
-                instances.keeper.touch((key,))
-            instance = dict.get(instances, key)
+        for timer in taken:
+            instance = dict.get(instances, timer.key)
             if instance is None:
-                continue
+                if loaded and instances.fetch is not None:
+                    instances.fetch()
+                elif not loaded and self.have is not None:
+                    self.have(name, [timer.key])
+                instance = dict.get(instances, timer.key)
+                if instance is None:
+                    continue
+            if keeper is not None and instance._mark is not keeper.mark:
+                keeper.touch_one(instance)
             if not self.failed.calls or (what := _what(instance, timer)) not in self.failed.calls:
-                hook = partial(_call_timer, on_timer, timer.name)
-                yield Calls("on_timer", hook, (instance,), timer=timer)
+                yield Calls("on_timer", on_timer, (instance,), None, 1, timer)
             elif self._keeps(what):
-                timers.keep(key, timer)
+                timers.keep(timer)
 
     def _keeps(self, what: HookCall) -> bool:
         """Leave a call out; return True if it is made again at the next start."""
@@ -270,7 +270,3 @@ def _over(
     failed.drop_all_within(instances)
     if done is not None:
         done(instances)
-
-
-def _call_timer(on_timer: Callable[[Any, str], Any], name: str, instance: Any) -> Any:
-    return on_timer(instance, name)

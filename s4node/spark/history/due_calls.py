@@ -80,8 +80,8 @@ class _Timed:
     def _timers(self, timers: PeTimers) -> Iterator[DueCall]:
         on_timer = self.instances.prototype.on_timer
         assert on_timer is not None
-        for key, timer in timers.take_due():
-            one = dict.get(self.instances, key)
+        for timer in timers.take_due():
+            one = dict.get(self.instances, timer.key)
             if one is not None:
                 hook = partial(on_timer, one, timer.name)
                 yield DueCall("on_timer", hook, one, timer.time + self.lateness, _nothing)

@@ -193,7 +193,7 @@ def test_a_timer_in_the_past_fires_after_its_handler_and_one_that_sets_itself_st
     timers = PeTimers("Eager", lambda: 0.0, event_time=True)
     timers.watermark = 10
     timers.set_timer("a", "again", 1.0, by_wall=False)
-    rounds = ((key, timer.name) for key, timer in timers.take_due())
+    rounds = ((timer.key, timer.name) for timer in timers.take_due())
     assert next(rounds) == ("a", "again")
     timers.set_timer("a", "again", 1.0, by_wall=False)
     assert list(rounds) == []
@@ -210,7 +210,7 @@ def test_timers_fire_in_the_order_of_their_times() -> None:
     timers.set_timer("c", "x", 4, by_wall=True)
     timers.set_timer("a", "x", 9, by_wall=False)
     timers.watermark = 8
-    assert [(key, timer.name) for key, timer in timers.take_due()] == [("b", "x"), ("c", "x")]
+    assert [(each.key, each.name) for each in timers.take_due()] == [("b", "x"), ("c", "x")]
     assert len(timers) == 1
     assert timers.next_at(by_wall=False) == 9
 
@@ -262,10 +262,10 @@ def test_timers_that_timers_set_by_the_clock_fire_in_order_after_a_stop() -> Non
     timers.set_timer("joe", "end", 55.0, by_wall=True)
     now[0] = 70.0
     fired = []
-    for key, timer in timers.take_due():
+    for timer in timers.take_due():
         fired.append(timer.name)
         if timer.time < 50:
-            timers.set_timer(key, str(timer.time + 10), timer.time + 10, by_wall=True)
+            timers.set_timer(timer.key, str(timer.time + 10), timer.time + 10, by_wall=True)
     assert fired == ["10", "20.0", "30.0", "40.0", "50.0", "end"]
 
 
@@ -298,7 +298,7 @@ def test_a_timer_that_is_set_again_and_again_takes_the_place_of_one() -> None:
     assert sum(map(len, timers._heaps)) < 100
     timers.cancel("early", "")
     timers.watermark = 1e6
-    assert [(key, timer.time) for key, timer in timers.take_due()] == [("busy", 10_099.0)]
+    assert [(each.key, each.time) for each in timers.take_due()] == [("busy", 10_099.0)]
     assert len(timers) == 0
 
 
