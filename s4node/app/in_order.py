@@ -2,9 +2,9 @@
 
 Rules
 - A stream with ``order="time"`` leads to this PE only, which puts the events on an inner stream to
-  the author's PEs. What it holds back is the state of windows, one for each key and short span. So
-  held-back events are rows of each commit; positions and producers' numbers pass them; they take no
-  credit and no place in a stage.
+  the author's PEs. What it holds back is saved as the state of windows, one for each key and short
+  span. So held-back events are rows of each commit; positions and producers' numbers pass them;
+  they take no credit and no place in a stage. In memory they are one heap for all keys.
 - Streams with ``order="time"`` that have a PE in common have one order. Each PE gets the types of
   the streams that lead to it.
 - What it holds back for a singleton is in one order for all keys.
@@ -17,14 +17,19 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn
+import math
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream, StreamTime, Target
+from s4node.app.window_instances import NEVER, PE, Due, WindowInstances
+from s4node.app.windows import Span
 from s4node.errors import GraphError, HeldBackBeyond
 from s4node.events.event_time import TimeRule
+from s4node.events.keys import identity
 from s4node.events.routing import KeyRule, is_generic
 from s4node.events.schema import EventType
 
@@ -37,6 +42,9 @@ IN_ORDER = "-in-order"
 _LONGEST, _SHORTEST = 0.25, 2.0**-6
 _OF_LATENESS = 8
 
+_GATHERED = 1024
+"""New events that are put into instances at once; all of a commit at once would be a pause."""
+
 
 def span_of(lateness: float) -> float:
     """The seconds of a span: a power of two, about an eighth of the lateness."""
@@ -46,48 +54,162 @@ def span_of(lateness: float) -> float:
     return span
 
 
+_Entry: TypeAlias = tuple[float, str, bytes, Any]
+"""An event that is held back: its time, the name of its type, its bytes, and its key."""
+
+
 class InOrder(ProcessingElement):
-    """Holds the events of a key and span back. ``out`` is the inner stream."""
+    """The events of a key and span that are held back. ``out`` is the inner stream."""
 
     out: Stream
-    time_of: ClassVar[Any]
     kinds: ClassVar[dict[type, EventType]] = {}
     names: ClassVar[dict[str, EventType]] = {}
     most: ClassVar[int] = 1_000_000
     held: list[tuple[float, str, bytes]] = []  # noqa: RUF012 - each instance has its own
 
-    def on_event(self, event: Any) -> None:
-        windows: Any = self._home.owner  # type: ignore[attr-defined]
-        if held_back(windows) >= self.most:
-            self._refuse(windows)
-        windows.held += 1
-        kind = self.kinds[event.__class__]
-        self.held.append((self.time_of(event), kind.name, kind.encode([event])))
-
-    def _refuse(self, windows: Any) -> NoReturn:
-        stream = self.out.in_order_of[0]
-        raise HeldBackBeyond(
-            f"stream {stream!r} with order='time' holds back {self.most} events in this task, "
-            f"which is its limit, as the watermark is {windows.watermark:.15g}; see what holds it "
-            f"back in s4 status, give the stream a shorter lateness or idle, or raise "
-            f"s4.stream.{stream}.heldBack"
-        )
-
     def on_window(self) -> None:
-        windows: Any = self._home.owner  # type: ignore[attr-defined]
-        if windows.held > 0:
-            windows.held -= len(self.held)
-        self.held.sort()
         put, names = self.out.put, self.names
-        for _, name, raw in self.held:
+        for _, name, raw, *_ in self.held:
             put(names[name].decode(raw)[0])
 
 
-def held_back(windows: Any) -> int:
-    """The number of events that an InOrder holds back in its windows; counted once."""
-    if windows.held < 0:
-        windows.held = sum(len(each.held) for each in windows.all())
-    return int(windows.held)
+class HeldBack(WindowInstances):
+    """The events that an InOrder holds back in a task: one heap for all keys and spans.
+
+    Instances are made only when a commit begins, to be saved, and for what is handed on.
+    """
+
+    __slots__ = ("_changed", "_heap", "_high", "_low", "_news", "_seconds", "_spans")
+
+    def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
+        super().__init__(prototype, partition, wall)
+        self._seconds = self._kind.whole  # of a span
+        self._heap: list[_Entry] = []
+        self._news: list[_Entry] = []  # those of the heap that are in no instance yet, and others
+        self._spans: dict[tuple[float, Any], Any] = {}  # the instances, by start and key
+        self._changed: dict[Any, None] = {}  # those that are to be saved
+        self._low = NEVER  # all before this was handed on
+        self._high = NEVER  # the latest time that is known to be good
+
+    def hold(self, rule: TimeRule, key: Any, time: Any, event: Any) -> None:
+        """Hold an event back, or hand it on at once if it is late."""
+        if not self._low <= time <= self._high:
+            time = rule.check(time, self.wall())
+            self._low = max(self._low, self._start_of(self.called_before))
+            if time < self._low:
+                self.come_late(event, key, time)
+                return
+            self._high = max(self._high, time)
+        cls: Any = self.prototype.cls
+        if key is not None:
+            self.new_keys.check_new(key := identity(key), ())
+        if len(self._heap) >= cls.most:
+            _refuse(self, cls)
+        kind = cls.kinds[event.__class__]
+        entry = time, kind.name, kind.encode([event]), key
+        heappush(self._heap, entry)
+        if self.saver is not None:
+            self._news.append(entry)
+            if len(self._news) > _GATHERED:
+                self._gather()
+
+    def _start_of(self, time: float) -> float:
+        return time // self._seconds * self._seconds if math.isfinite(time) else time
+
+    def calls(self, most: Callable[[], int]) -> Iterator[Due]:
+        heap, before, until = self._heap, self._low, self._start_of(self.watermark)
+        while heap and heap[0][0] < until:
+            part, limit, end = list[_Entry](), most(), NEVER
+            while heap and heap[0][0] < until and (len(part) < limit or heap[0][0] < end):
+                part.append(heappop(heap))
+                if len(part) == limit:
+                    end = self._start_of(part[-1][0]) + self._seconds
+            last = self._start_of(part[-1][0]) + self._seconds
+            if not heap:
+                self._news.clear()
+            if heap or until < math.inf:
+                self._low = max(self._low, last)
+            else:  # the end of the inputs, from which a further run goes on
+                self._low = before
+            yield Due([self._handed_on(part, last)], None, len(part))
+        if until < math.inf:
+            self._low = max(self._low, until)
+
+    def _handed_on(self, part: list[_Entry], end: float) -> Any:
+        """An instance with all of these entries; those that have them are no longer saved."""
+        if self._spans:
+            for time, _, _, key in part:
+                if (one := self._spans.pop((self._start_of(time), key), None)) is not None:
+                    self._changed.pop(one, None)
+                    self._forget(one)
+        handed_on = self._made(None, (self._start_of(part[0][0]), end))
+        handed_on.held = part
+        return handed_on
+
+    def _made(self, key: Any, span: Span) -> PE:
+        instance: PE = self.prototype.make(key, self)
+        instance._span = span
+        return instance
+
+    def _gather(self) -> None:
+        """Put the entries that are in no instance into those of their spans and keys."""
+        for time, name, raw, key in self._news:
+            if time < self._low:
+                continue
+            place = start, _ = self._start_of(time), key
+            one = self._spans.get(place)
+            if one is None:
+                one = self._spans[place] = self._made(key, (start, start + self._seconds))
+            one.held.append((time, name, raw))
+            self._changed[one] = None
+        self._news.clear()
+
+    @property
+    def changes(self) -> bool:
+        """True if there is anything new to be saved."""
+        return bool(self._news or self._changed)
+
+    def touch_changed(self) -> None:
+        """Touch the instances that have changed since the last commit."""
+        self._gather()
+        self.touch_all(self._changed)
+        self._changed.clear()
+
+    def restore(self, instance: PE) -> None:
+        self._spans[instance._span[0], instance.key] = instance
+        for time, name, raw in instance.held:
+            heappush(self._heap, (time, name, raw, instance.key))
+
+    def all(self) -> Iterator[PE]:
+        if not self._spans:  # no entry was gathered
+            self._news = [*self._heap]
+        self._gather()
+        return iter([*self._spans.values()])
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def open_windows(self) -> int:
+        return 0
+
+    @property
+    def called_until(self) -> float:
+        return min(self.watermark, math.nextafter(self.next_end, NEVER))
+
+    @property
+    def next_end(self) -> float:
+        return self._start_of(self._heap[0][0]) + self._seconds if self._heap else math.inf
+
+
+def _refuse(windows: HeldBack, cls: Any) -> NoReturn:
+    stream = windows.prototype.cls.out.in_order_of[0]  # type: ignore[attr-defined]
+    raise HeldBackBeyond(
+        f"stream {stream!r} with order='time' holds back {cls.most} events in this task, which is "
+        f"its limit, as the watermark is {windows.watermark:.15g}; see what holds it back in "
+        f"s4 status, give the stream a shorter lateness or idle, or raise "
+        f"s4.stream.{stream}.heldBack"
+    )
 
 
 def complete(prototype: Prototype, inner: Stream) -> None:
@@ -97,7 +219,6 @@ def complete(prototype: Prototype, inner: Stream) -> None:
     cls: Any = prototype.cls
     cls.kinds = {kind.cls: kind for kind in inner.types}
     cls.names = {kind.name: kind for kind in inner.types}
-    cls.time_of = staticmethod(TimeRule(inner.name, inner.time.field, inner.types).find)
 
 
 def join(inner: Stream, other: Stream, targets: Sequence[Target]) -> None:

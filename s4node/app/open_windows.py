@@ -140,7 +140,6 @@ class TableWindows(WindowInstances):
 
     def restore(self, instance: PE) -> None:
         self._opened(instance._span, self.called_before)[instance.key] = instance
-        self.held = -1  # counted anew
         if instance._again and self._early and self.is_open(instance._span[1]):
             self.note_change(instance)
         elif instance._again:

@@ -63,15 +63,14 @@ class WindowInstances(Instances):
 
     ``watermark`` is the time up to which events have come. ``late`` counts late events. ``failed``
     has the instances whose ``on_window`` has failed, ``own`` those of the keys beside their
-    windows, if the class has any; ``have(keys)`` loads these. ``held`` counts the events that a
-    stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time. ``changed``
-    are the instances for which there is an early result at ``early_at``. ``called_before`` is the
-    ``called_until`` of an earlier run.
+    windows, if the class has any; ``have(keys)`` loads these. ``wall`` gives Unix time.
+    ``changed`` are the instances for which there is an early result at ``early_at``.
+    ``called_before`` is the ``called_until`` of an earlier run.
     """
 
     __slots__ = (
         "_again", "_early", "_grace", "_kind", "_options", "_over", "called_before", "changed",
-        "early_at", "ends", "failed", "have", "held", "late", "own", "saver", "wall", "watermark",
+        "early_at", "ends", "failed", "have", "late", "own", "saver", "wall", "watermark",
     )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
@@ -94,7 +93,6 @@ class WindowInstances(Instances):
         self.failed = FailedWindows(self)
         self.own: Instances | None = None
         self.have: Callable[[Iterable[Any]], None] | None = None
-        self.held = -1
 
     # -- what is there -----------------------------------------------------------------------
 

@@ -271,10 +271,24 @@ class Changing(Protocol):
 
 
 class SavedWindowInstances(SavedInstances):
+    """The saved instances of a prototype with windows; ``held_back`` are those that an order by
+    time makes."""
+
+    held_back: Changing | None = None
+
     def __init__(
         self, table: int, codec: Codec, database: Database, changes: Changes, hasher: Hasher
     ) -> None:
         super().__init__(table, {}, codec, database, changes, hasher, stored=False)
+
+    @property
+    def touched(self) -> bool:
+        return super().touched or (self.held_back is not None and self.held_back.changes)
+
+    def begin_commit(self) -> None:
+        if self.held_back is not None:
+            self.held_back.touch_changed()
+        super().begin_commit()
 
     def all_rows(self) -> Iterator[tuple[float, Any, bytes]]:
         for row, data in self._database.table(self._table):

@@ -14,6 +14,7 @@ from typing import Any, get_origin
 import msgspec
 
 from s4node.app.app import App
+from s4node.app.in_order import InOrder
 from s4node.app.pe_codec import ElementCodec, check_defaults
 from s4node.app.plan.window_dispatch import time_problems, window_problems
 from s4node.app.processing_element import unset_streams
@@ -29,7 +30,8 @@ def check(app: App) -> None:
     problems = [problem for stream in app.streams.values() for problem in _problems(app, stream)]
     for prototype, element in app.prototypes.values():
         problems += [f"PE {prototype.name!r}: {each}" for each in unset_streams(element)]
-        if not prototype.on_event.declared and not prototype.on_time:
+        handles = prototype.on_event.declared or prototype.on_time or isinstance(element, InOrder)
+        if not handles:
             problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
         problems += window_problems(app, prototype)
         problems += _ttl_problems(prototype)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from s4node.app.app import App, no_time
-from s4node.app.in_order import InOrder
+from s4node.app.in_order import HeldBack, InOrder
 from s4node.app.instances import Instances
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
 from s4node.app.overlapping_windows import OverlappingWindows
@@ -145,6 +145,9 @@ def window_lines(
         if rule.by_batch:
             begin, lines = [f"    {lines[0]}"], []
     bindings[f"_r{number}"] = rule
+    if isinstance(home, HeldBack):
+        bindings[f"_f{number}"] = home.hold
+        return begin, [*lines, f"_f{number}(_r{number}, {key}, {at}, e)"]
     bindings[f"_l{number}"] = home.come_late
     if isinstance(home, TableWindows):
         bindings[f"_f{number}"] = home.table_of
@@ -223,6 +226,8 @@ def make_windows(
 ) -> WindowInstances:
     assert prototype.windows is not None
     kind = prototype.windows.kind
+    if issubclass(prototype.cls, InOrder):
+        return HeldBack(prototype, partition, wall)
     tables = OverlappingWindows if kind.is_hopping else TableWindows
     made = SessionWindows if kind.gap else CountWindows if kind.events else tables
     return made(prototype, partition, wall)

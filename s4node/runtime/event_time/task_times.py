@@ -28,7 +28,7 @@ from operator import itemgetter
 from typing import Any
 
 from s4node.app.app import App
-from s4node.app.in_order import InOrder, held_back
+from s4node.app.in_order import HeldBack
 from s4node.app.instances import Instances
 from s4node.app.pe_codec import Facts
 from s4node.app.plan import dataflow
@@ -113,9 +113,7 @@ class TaskTimes:
             for each in instances.values()
             if isinstance(each, WindowInstances)
         ]
-        self._held_back = [
-            each for each, _ in self._windows if issubclass(each.prototype.cls, InOrder)
-        ]
+        self._held_back = [each for each, _ in self._windows if isinstance(each, HeldBack)]
         self._timers = [
             (each.timers, [s.name for s in app.streams.values() if each.prototype in s.targets])
             for each in instances.values()
@@ -467,7 +465,7 @@ class TaskTimes:
         wall, newest = self._wall(), {n: s.watermarks.furthest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
-            "held_back": sum(map(held_back, self._held_back)),
+            "held_back": sum(map(len, self._held_back)),
             "late": {name: each.late - self._late_before.get(name, 0) for name, each in named},
             "watermarks": {
                 name: (max(0.0, each.watermarks.value), each.watermarks.holding)

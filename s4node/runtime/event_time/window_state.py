@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from s4node.app.in_order import IN_ORDER
+from s4node.app.in_order import IN_ORDER, HeldBack
 from s4node.app.pe_codec import codec_in
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.window_instances import FailedWindows, WindowInstances
@@ -91,6 +91,8 @@ class WindowCodec:
         self._codec = codec_in(state, name, instances.prototype.cls)
         self._instances = instances
         self._saved = instances.saver = state.saved_windows(name, self)
+        if isinstance(instances, HeldBack):
+            self._saved.held_back = instances
         options = instances.prototype.windows
         assert options is not None
         if not isinstance(instances, FailedWindows):

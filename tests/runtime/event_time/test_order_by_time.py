@@ -172,6 +172,23 @@ def test_a_late_event_is_handed_on_at_once_and_counted() -> None:
         assert test.late("trades-in-order") == 1
 
 
+def test_what_is_handed_on_in_parts_is_saved_until_it_leaves_and_no_part_ends_within_a_span() -> (
+    None
+):
+    with AppTest(Ordered) as test:
+        test.send("trades", *a(104, 101, 101.125, 101.2, 103), Trade("b", 1.0, 101.1))
+        [task] = test._runtime.tasks
+        held: Any = task.instances["trades-in-order"]
+        held.watermark = 103.75
+        parts, saved = [], []
+        for due in held.calls(lambda: 2):
+            [one] = due.instances
+            parts.append([each[0] for each in one.held])
+            saved.append(sorted(each[0] for span in held.all() for each in span.held))
+        assert parts == [[101, 101.1, 101.125, 101.2], [103]]
+        assert saved == [[103, 104], [104]]
+
+
 def test_the_metrics_show_what_is_held_back() -> None:
     with AppTest(Ordered) as test:
         test.send("trades", *a(101, 102, 103))
