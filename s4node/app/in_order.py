@@ -43,7 +43,7 @@ _LONGEST, _SHORTEST = 0.25, 2.0**-6
 _OF_LATENESS = 8
 
 _GATHERED = 1024
-"""New events that are put into instances at once; all of a commit at once would be a pause."""
+"""New events that are put into instances at a time; all of a commit at once would be a pause."""
 
 
 def span_of(lateness: float) -> float:
@@ -79,7 +79,7 @@ class HeldBack(WindowInstances):
     Instances are made only when a commit begins, to be saved, and for what is handed on.
     """
 
-    __slots__ = ("_changed", "_heap", "_high", "_low", "_news", "_seconds", "_spans")
+    __slots__ = ("_heap", "_high", "_low", "_news", "_seconds", "_spans")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
@@ -87,7 +87,6 @@ class HeldBack(WindowInstances):
         self._heap: list[_Entry] = []
         self._news: list[_Entry] = []  # those of the heap that are in no instance yet, and others
         self._spans: dict[tuple[float, Any], Any] = {}  # the instances, by start and key
-        self._changed: dict[Any, None] = {}  # those that are to be saved
         self._low = NEVER  # all before this was handed on
         self._high = NEVER  # the latest time that is known to be good
 
@@ -111,7 +110,7 @@ class HeldBack(WindowInstances):
         if self.saver is not None:
             self._news.append(entry)
             if len(self._news) > _GATHERED:
-                self._gather()
+                self.gather()
 
     def _start_of(self, time: float) -> float:
         return time // self._seconds * self._seconds if math.isfinite(time) else time
@@ -140,7 +139,6 @@ class HeldBack(WindowInstances):
         if self._spans:
             for time, _, _, key in part:
                 if (one := self._spans.pop((self._start_of(time), key), None)) is not None:
-                    self._changed.pop(one, None)
                     self._forget(one)
         handed_on = self._made(None, (self._start_of(part[0][0]), end))
         handed_on.held = part
@@ -151,29 +149,26 @@ class HeldBack(WindowInstances):
         instance._span = span
         return instance
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
         """Put the entries that are in no instance into those of their spans and keys."""
         for time, name, raw, key in self._news:
             if time < self._low:
                 continue
             place = start, _ = self._start_of(time), key
             one = self._spans.get(place)
-            if one is None:
+            if one is not None:
+                self.touch(one)
+            else:
                 one = self._spans[place] = self._made(key, (start, start + self._seconds))
+                if self.saver is not None:
+                    self.saver.touch_new(one)
             one.held.append((time, name, raw))
-            self._changed[one] = None
         self._news.clear()
 
     @property
-    def changes(self) -> bool:
-        """True if there is anything new to be saved."""
-        return bool(self._news or self._changed)
-
-    def touch_changed(self) -> None:
-        """Touch the instances that have changed since the last commit."""
-        self._gather()
-        self.touch_all(self._changed)
-        self._changed.clear()
+    def has_news(self) -> bool:
+        """True if there is anything to gather."""
+        return bool(self._news)
 
     def restore(self, instance: PE) -> None:
         self._spans[instance._span[0], instance.key] = instance
@@ -183,7 +178,7 @@ class HeldBack(WindowInstances):
     def all(self) -> Iterator[PE]:
         if not self._spans:  # no entry was gathered
             self._news = [*self._heap]
-        self._gather()
+        self.gather()
         return iter([*self._spans.values()])
 
     def __len__(self) -> int:

@@ -38,6 +38,10 @@ class Keeper(Protocol):
         """Mark an instance that does not have it and is about to change."""
         ...
 
+    def touch_new(self, instance: Any, /) -> None:
+        """Mark an instance that was made, of a key that has no saved one."""
+        ...
+
     def touch(self, keys: Iterable[Key | None]) -> None:
         """Mark the instances in memory of these keys as changing."""
         ...
@@ -91,7 +95,7 @@ class Instances(dict[Any, PE]):
             prototype.on_create(instance)
         self[key] = instance
         if self.keeper is not None:  # an earlier one may have been removed in this slice
-            self.keeper.touch((instance.key,))
+            self.keeper.touch_new(instance)
         return instance
 
     async def obtain(self, key: Key) -> PE:
@@ -109,7 +113,7 @@ class Instances(dict[Any, PE]):
         await self.prototype.on_create(instance)
         self[key] = instance
         if self.keeper is not None:
-            self.keeper.touch((instance.key,))
+            self.keeper.touch_new(instance)
         return self[key]  # counts as its first use
 
     def singleton(self) -> PE:

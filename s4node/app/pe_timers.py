@@ -37,7 +37,11 @@ class TimerKeeper(Protocol):
         """All saved timers: key, name, time, and which one that is."""
         ...
 
-    def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: int) -> None: ...
+    def set_timer(
+        self, key: Any, name: str, time: float, /, *, by_wall: int, known: bool = True
+    ) -> None:
+        """Save a timer; not ``known``: it is certain that none of that name is saved."""
+        ...
 
     def forget_timer(self, key: Any, name: str, /) -> None: ...
 
@@ -99,9 +103,10 @@ class PeTimers:
                 f"a timer of {self.pe} {key!r} by the time of events, but no stream that leads to "
                 f"it has time=; give the stream a time, or use after() or clock='wall'"
             )
+        known = name in self.by_key.get(key, ())
         self.restore(key, name, float(time), by_wall=by_wall)
         if self.keeper is not None:
-            self.keeper.set_timer(key, name, float(time), by_wall=by_wall)
+            self.keeper.set_timer(key, name, float(time), by_wall=by_wall, known=known)
 
     def restore(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
         self._number += 1

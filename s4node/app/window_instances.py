@@ -37,6 +37,10 @@ class WindowKeeper(Protocol):
 
     def touch_one(self, instance: Any, /) -> None: ...
 
+    def touch_new(self, instance: Any, /) -> None:
+        """Mark an instance that was made."""
+        ...
+
     def erase(self, instance: Any, /) -> None:
         """Delete the saved state of an instance that is gone."""
         ...
@@ -217,6 +221,8 @@ class WindowInstances(Instances):
             self.new_keys.check_new(checked := identity(key), ())
         instance: PE = self.prototype.make(checked, home)
         instance._span = span
+        if self.saver is not None:
+            self.saver.touch_new(instance)
         if self.prototype.on_create is not None:
             self.prototype.on_create(instance)
         return instance

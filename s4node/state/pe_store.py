@@ -89,7 +89,10 @@ class SavedInstances:
         self._leaving = Lock()
         self._left_at_most = _MANY
         self._saving = object()  # the mark of instances that the commit has not encoded yet
-        self._unsaved: list[list[Any]] = []  # the lists that have these, the first group last
+        self._new: list[Any] = []  # made since the last commit began, without a row
+        self._arriving: list[Any] = []  # those of the commit that are in no group yet
+        self._unsaved: dict[bytes, list[Any]] = {}  # the others of the commit, by group
+        self._order: list[bytes] | None = None  # the groups, the first one last
         self._live = live
         self._codec = codec
         self._table = table
@@ -119,6 +122,14 @@ class SavedInstances:
             if instance is not None and instance._mark is not self.mark:
                 self.touch_one(instance)
 
+    def touch_new(self, instance: Any) -> None:
+        """Mark an instance that was made, and has no row; it gets one if it is still there then."""
+        if self.ends:  # a row that has ended may be there
+            self.touch_one(instance)
+        else:
+            instance._mark = self.mark
+            self._new.append(instance)
+
     def touch_one(self, instance: Any) -> None:
         """Mark an instance that does not have the current ``mark``, before it changes."""
         if instance._mark is self._saving:
@@ -134,16 +145,18 @@ class SavedInstances:
     @property
     def touched(self) -> bool:
         """Return True if any instance was touched since the last commit began."""
-        return any(self._touched.values())
+        return bool(self._new) or any(self._touched.values())
 
     def begin_commit(self) -> None:
         assert not self._unsaved, "a commit is under way"
         touched = self._touched
-        for group in sorted(touched, reverse=True):
+        for group in [*touched]:
             listed = touched.pop(group)
             if instances := listed[:]:
-                self._unsaved.append(instances)
+                self._unsaved[group] = instances
                 del listed[: len(instances)]
+        self._arriving = self._new[:]
+        del self._new[: len(self._arriving)]
         self._left = 0
         self._saving, self.mark = self.mark, object()
 
@@ -154,10 +167,18 @@ class SavedInstances:
         """
         if self._changes.spoiled is not None:
             raise self._changes.spoiled
-        some: list[Any] = []
-        while self._unsaved and len(some) < limit:
-            some += self._unsaved.pop()
         saving = self._saving
+        if self._arriving:
+            for each in self._arriving[-limit:]:
+                if each._mark is saving:
+                    self._unsaved.setdefault(self._assign(each).row, []).append(each)
+            del self._arriving[-limit:]
+            return 1
+        if self._order is None:
+            self._order = sorted(self._unsaved, reverse=True)
+        some: list[Any] = []
+        while self._order and len(some) < limit:
+            some += self._unsaved.pop(self._order.pop())
         mine = [instance for instance in some if instance._mark is saving]
         if mine:
             mine.sort(key=_row_of)
@@ -166,9 +187,9 @@ class SavedInstances:
             if not all(taken):  # a thread has touched some meanwhile, and encoded them before
                 rows, values = list(compress(rows, taken)), list(compress(values, taken))
             self._changes.add_all(rows, values)
-        if self._unsaved:
+        if self._order:
             return 1
-        self._saving = object()
+        self._saving, self._order = object(), None
         return 0
 
     def evict(self, key: Key | None) -> None:
@@ -177,7 +198,7 @@ class SavedInstances:
         instance: Any = self._live.get(key)
         if instance._mark is self.mark:
             try:
-                self._changes.put(self._row(key), self._codec.encode(instance))
+                self._changes.put(self._row_of(instance), self._codec.encode(instance))
             except NotSaveable as error:  # the event that caused it may be long past
                 self._changes.spoil(error)
             self._leaves(instance)
@@ -186,9 +207,14 @@ class SavedInstances:
             instance._mark = None
 
     def remove(self, key: Key | None) -> None:
-        instance: Any = self._live.get(key)
+        self.erase(self._live.get(key))
+
+    def erase(self, instance: Any) -> None:
+        """Delete the saved state of an instance that is gone."""
+        is_new = instance._mark is self.mark and not hasattr(instance, "_row")
         self._untouch(instance)
-        self._changes.put(getattr(instance, "_row", None) or self._row(key), None)
+        if not is_new:
+            self._changes.put(self._row_of(instance), None)
 
     def _untouch(self, instance: Any) -> None:
         """Stop saving an instance. The commit in progress still writes what it holds."""
@@ -230,19 +256,23 @@ class SavedInstances:
         self._left += 1
         if self._left > self._left_at_most:
             with self._leaving:
-                for instances in list(self._touched.values()):
+                for instances in [self._new, *self._touched.values()]:
                     before = instances[:]
                     still = [each for each in before if each._mark is self.mark]
                     instances[: len(before)] = still
             self._left = 0
-            self._left_at_most = max(_MANY, sum(map(len, self._touched.values())))
+            left = sum(map(len, self._touched.values())) + len(self._new)
+            self._left_at_most = max(_MANY, left)
 
     def _commit(self, instance: Any) -> None:
         """Encode an instance for the commit under way, before it is touched again."""
         try:
-            self._changes.add(self._row(instance.key), self._codec.encode(instance))
+            self._changes.add(self._row_of(instance), self._codec.encode(instance))
         except NotSaveable as error:
             self._changes.spoil(error)
+
+    def _row_of(self, instance: Any) -> bytes:
+        return getattr(instance, "_row", None) or self._row_at(instance)
 
     def _assign(self, instance: Any) -> Group:
         """Note in an instance where it is saved, and in which list it is when it is touched."""
@@ -257,16 +287,16 @@ class SavedInstances:
         return self._row(instance.key)
 
 
-class Changing(Protocol):
-    """Instances that are touched when a commit begins."""
+class Gathering(Protocol):
+    """Instances that are made, or touched, when a commit begins."""
 
     @property
-    def changes(self) -> bool:
+    def has_news(self) -> bool:
         """True if any would be touched now."""
         ...
 
-    def touch_changed(self) -> None:
-        """Touch those that have changed since the last commit."""
+    def gather(self) -> None:
+        """Touch those for which there is anything new."""
         ...
 
 
@@ -274,7 +304,7 @@ class SavedWindowInstances(SavedInstances):
     """The saved instances of a prototype with windows; ``held_back`` are those that an order by
     time makes."""
 
-    held_back: Changing | None = None
+    held_back: Gathering | None = None
 
     def __init__(
         self, table: int, codec: Codec, database: Database, changes: Changes, hasher: Hasher
@@ -283,11 +313,11 @@ class SavedWindowInstances(SavedInstances):
 
     @property
     def touched(self) -> bool:
-        return super().touched or (self.held_back is not None and self.held_back.changes)
+        return super().touched or (self.held_back is not None and self.held_back.has_news)
 
     def begin_commit(self) -> None:
         if self.held_back is not None:
-            self.held_back.touch_changed()
+            self.held_back.gather()
         super().begin_commit()
 
     def all_rows(self) -> Iterator[tuple[float, Any, bytes]]:
@@ -296,26 +326,17 @@ class SavedWindowInstances(SavedInstances):
 
     def _leaves(self, instance: Any) -> None:
         """As for any instance; one whose window ends was touched right before."""
-        touched = instance._group
+        touched = getattr(instance, "_group", self._new)
         if touched and touched[-1] is instance:
             touched.pop()
         else:
             super()._leaves(instance)
 
-    def erase(self, instance: Any) -> None:
-        self._untouch(instance)
-        self._changes.put(getattr(instance, "_row", None) or self._row_at(instance), None)
-
     def moved(self, instance: Any) -> None:
         """Save an instance, which was touched, under the new start of its window."""
-        self._changes.put(instance._row, None)
-        instance._row = self._row_at(instance)
-
-    def _commit(self, instance: Any) -> None:
-        try:
-            self._changes.add(instance._row, self._codec.encode(instance))
-        except NotSaveable as error:
-            self._changes.spoil(error)
+        if hasattr(instance, "_row"):
+            self._changes.put(instance._row, None)
+            instance._row = self._row_at(instance)
 
     def _row_at(self, instance: Any) -> bytes:
         row = self._row(instance.key)
@@ -341,13 +362,20 @@ def place_of(row: bytes) -> tuple[float, Any]:
 
 
 class SavedTimers:
-    """The saved timers of one prototype in one task: a row for each key and name."""
+    """The saved timers of one prototype in one task: a row for each key and name.
+
+    A commit makes the rows of what has changed; a timer that was set and has fired since the last
+    one has none.
+    """
 
     def __init__(self, table: int, database: Database, changes: Changes, hasher: Hasher) -> None:
         self._table = table
         self._database = database
         self._changes = changes
         self._key_row = key_rows(table, hasher)
+        # the time, which clock, and True if there is no row; None for one that is deleted
+        self._changed: dict[tuple[Any, str], tuple[float, int, bool] | None] = {}
+        self._unsaved: dict[tuple[Any, str], tuple[float, int, bool] | None] = {}
 
     def timers(self) -> Iterator[tuple[Any, str, float, int]]:
         for row, data in self._database.table(self._table):
@@ -355,11 +383,41 @@ class SavedTimers:
             encoded = row[PREFIX_BYTES : PREFIX_BYTES + size]
             yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
 
-    def set_timer(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
-        row = self._key_row(key)
-        data = _encode((len(row) - PREFIX_BYTES, name, time, by_wall))
-        self._changes.put(row + name.encode(), data)
+    def set_timer(
+        self, key: Any, name: str, time: float, *, by_wall: int, known: bool = True
+    ) -> None:
+        """Save a timer with the next commit; not ``known``: none of that name is saved."""
+        place = key, name
+        before = self._changed.get(place, _MISSING)
+        if before is _MISSING:
+            self._changes.later += 1
+        is_new = not known if before is _MISSING else before is not None and before[2]  # type: ignore[index]
+        self._changed[place] = time, by_wall, is_new
 
     def forget_timer(self, key: Any, name: str) -> None:
         """Delete a timer with the next commit."""
-        self._changes.put(self._key_row(key) + name.encode(), None)
+        place = key, name
+        before = self._changed.get(place)
+        if before is not None and before[2]:
+            del self._changed[place]
+            self._changes.later -= 1
+            return
+        if place not in self._changed:
+            self._changes.later += 1
+        self._changed[place] = None
+
+    def begin_commit(self) -> None:
+        """Begin a commit of the timers that have changed until now."""
+        assert not self._unsaved, "a commit is under way"
+        self._unsaved, self._changed = self._changed, {}
+
+    def save(self, limit: int) -> int:
+        """Make about ``limit`` rows of the commit; returns 0 once all are made."""
+        while self._unsaved and limit:
+            (key, name), timer = self._unsaved.popitem()
+            row, data = self._key_row(key), None
+            if timer is not None:
+                data = _encode((len(row) - PREFIX_BYTES, name, timer[0], timer[1]))
+            self._changes.add(row + name.encode(), data)
+            limit -= 1
+        return bool(self._unsaved)

@@ -83,7 +83,8 @@ class Changes:
     """The changes since the last commit: a value for each row, None if the row is deleted."""
 
     __slots__ = (
-        "_dirty", "_leaving", "_rows", "_values", "bytes", "dropped", "leaving", "spoiled",
+        "_dirty", "_leaving", "_rows", "_values", "bytes", "dropped", "later", "leaving",
+        "spoiled",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -94,10 +95,11 @@ class Changes:
         self.leaving = False  # True while a commit is under way
         self.dropped: list[Any] = []
         self.bytes = 0
+        self.later = 0  # changed rows that are made when a commit begins
         self.spoiled: NotSaveable | None = None
 
     def __len__(self) -> int:
-        return len(self._dirty)
+        return len(self._dirty) + self.later
 
     def spoil(self, error: NotSaveable) -> None:
         """Note that a change cannot be saved: a commit is due at once, and raises ``error``."""
@@ -134,7 +136,7 @@ class Changes:
         assert not self.leaving, "a commit is under way"
         self.leaving = True
         self._dirty, self._leaving = {}, self._dirty
-        self.bytes = 0
+        self.bytes = self.later = 0
 
     def add(self, row: bytes, value: bytes | None) -> None:
         """Add a row, as it was when the commit under way began, to that commit."""

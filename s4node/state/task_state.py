@@ -138,6 +138,7 @@ class TaskState:
         }
         self.stores: dict[str, KeyValueStore[Any, Any]] = {}
         self.instances: dict[str, SavedInstances] = {}
+        self.timers: list[SavedTimers] = []
         self.commits = 0
         self.bytes_written = 0
         self.shipping = 0.0  # the seconds that shipping the last commit took
@@ -214,7 +215,9 @@ class TaskState:
         return saved
 
     def saved_timers(self, name: str) -> SavedTimers:
-        return SavedTimers(self.table(f"timers {name}"), self.database, self.changes, self._hasher)
+        table = self.table(f"timers {name}")
+        self.timers.append(SavedTimers(table, self.database, self.changes, self._hasher))
+        return self.timers[-1]
 
     def expire_instances(self, limit: int, starts: dict[str, bytes]) -> Iterator[None]:
         """Delete rows of PEs that have ended, a part of each; ``starts`` says where to go on."""
@@ -296,12 +299,16 @@ class TaskState:
         for row, value in _progress_rows(positions, consumed, producers):
             self.changes.put(row, value)
         self.changes.begin_commit()
-        for instances in self.instances.values():
-            instances.begin_commit()
+        for each in self._parts:
+            each.begin_commit()
 
     def encode(self, limit: int) -> int:
         """Encode about ``limit`` instances of the commit; returns 0 once all are encoded."""
-        return sum(instances.save(limit) for instances in self.instances.values())
+        return sum(each.save(limit) for each in self._parts)
+
+    @property
+    def _parts(self) -> list[SavedInstances | SavedTimers]:
+        return [*self.instances.values(), *self.timers]
 
     @property
     def waits(self) -> bool:

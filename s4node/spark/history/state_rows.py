@@ -55,7 +55,8 @@ def _parts(
         saved, left = state.instances[name], _all(each)
         while some := list(islice(left, _INSTANCES)):
             for one in some:
-                saved.touch_one(one)
+                if one._mark is not saved.mark:
+                    saved.touch_one(one)
             yield _written(state, names)
         if each.timers is not None:
             each.timers.save_all()

@@ -119,6 +119,8 @@ class Memory:
 
     def touch_one(self, _instance: Any) -> None: ...
 
+    def touch_new(self, _instance: Any) -> None: ...
+
     def remove(self, key: Any) -> None:
         self.rows.pop(key, None)
 
