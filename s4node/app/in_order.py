@@ -42,8 +42,11 @@ IN_ORDER = "-in-order"
 _LONGEST, _SHORTEST = 0.25, 2.0**-6
 _OF_LATENESS = 8
 
-_GATHERED = 1024
+_GATHERED = 2048
 """New events that are put into instances at a time; all of a commit at once would be a pause."""
+
+_AS_ONE_CALL = 8
+"""Events that are handed on in about the time in which a window or timer is called."""
 
 
 def span_of(lateness: float) -> float:
@@ -118,7 +121,7 @@ class HeldBack(WindowInstances):
     def calls(self, most: Callable[[], int]) -> Iterator[Due]:
         heap, before, until = self._heap, self._low, self._start_of(self.watermark)
         while heap and heap[0][0] < until:
-            part, limit, end = list[_Entry](), most(), NEVER
+            part, limit, end = list[_Entry](), most() * _AS_ONE_CALL, NEVER
             while heap and heap[0][0] < until and (len(part) < limit or heap[0][0] < end):
                 part.append(heappop(heap))
                 if len(part) == limit:
@@ -130,15 +133,16 @@ class HeldBack(WindowInstances):
                 self._low = max(self._low, last)
             else:  # the end of the inputs, from which a further run goes on
                 self._low = before
-            yield Due([self._handed_on(part, last)], None, len(part))
+            yield Due([self._handed_on(part, last)], None, len(part) // _AS_ONE_CALL or 1)
         if until < math.inf:
             self._low = max(self._low, until)
 
     def _handed_on(self, part: list[_Entry], end: float) -> Any:
         """An instance with all of these entries; those that have them are no longer saved."""
         if self._spans:
+            seconds, pop = self._seconds, self._spans.pop
             for time, _, _, key in part:
-                if (one := self._spans.pop((self._start_of(time), key), None)) is not None:
+                if (one := pop((time // seconds * seconds, key), None)) is not None:
                     self._forget(one)
         handed_on = self._made(None, (self._start_of(part[0][0]), end))
         handed_on.held = part

@@ -129,6 +129,8 @@ def identity(key: Any) -> Key:
 
     With a single partition no key is hashed, so a key that cannot be encoded is refused here.
     """
+    if type(key) is str and len(key) <= MAX_KEY_LENGTH and key.isascii():
+        return key
     checked = check_key(key)
     key_bytes(checked)
     return checked

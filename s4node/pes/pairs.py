@@ -137,15 +137,19 @@ class Pairs(ProcessingElement, metaclass=PairsType):
         """Drop the events with which nothing can pair any more."""
         before, after = self._within
         past = self._home.timers.watermark  # type: ignore[union-attr]
-        lefts = list(zip(self._lefts, self._paired, strict=True))
-        over = [each for each in lefts if self._last_for(each[0], after) <= past]
-        kept = [each for each in lefts if self._last_for(each[0], after) > past]
-        self._lefts, self._paired = [each for each, _ in kept], [paired for _, paired in kept]
+        lefts, self._lefts = self._lefts, []
+        paired, self._paired = self._paired, []
+        alone = []
+        for left, has_pair in zip(lefts, paired, strict=True):
+            if self._last_for(left, after) > past:
+                self._lefts.append(left)
+                self._paired.append(has_pair)
+            elif not has_pair:
+                alone.append(left)
         self._rights = [each for each in self._rights if self._last_for(each, before) > past]
         if self._lefts or self._rights:
             self._wait()
         else:
             self.remove()
-        for left, paired in over:
-            if not paired:
-                self.on_alone(left)
+        for left in alone:
+            self.on_alone(left)
