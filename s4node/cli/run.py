@@ -32,7 +32,7 @@ from s4node.config.settings import (
     LISTENER_ADDRESS,
 )
 from s4node.errors import ConfigError
-from s4node.process.loading import interruptible
+from s4node.process.loading import interruptible, loaded
 
 if TYPE_CHECKING:
     from s4node.cluster.node.node import Node
@@ -162,7 +162,7 @@ def _serve(target: str, config: Config, *, as_json: bool, http: bool, node: str 
     with interruptible():
         from s4node.deploy.load_app import load_app
         from s4node.process.serve import serve
-
+    loaded()  # an app's file may need the collector
     app = load_app(target)
 
     def announce(container: Container, url: str) -> None:

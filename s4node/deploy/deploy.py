@@ -432,6 +432,7 @@ async def undeploy(app: str, config: Config) -> AppInfo:
 
 
 async def _deployed(registry: Registry, app: str, config: Config) -> AppInfo:
+    """The app as it is deployed; raises DeployFailed if it is not."""
     cluster = config[settings.CLUSTER_NAME]
     found = await registry.app(cluster, app)
     if found is None:

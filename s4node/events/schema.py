@@ -322,6 +322,7 @@ class UnreadableType:
         self.reason = reason
 
     def decode(self, _: bytes | memoryview) -> list[Any]:
+        """Raises EventError."""
         raise EventError(self.reason)
 
     decode_json = decode

@@ -3,8 +3,9 @@
 Rules
 - The readers of a stream share one subscription, which ends with the last of them. Each gets what
   comes from then on.
-- A reader that does not take what has come, up to a number of bytes, is ended: its browser connects
-  again. There are at most ``MOST_READERS``; further ones get 503.
+- A reader that does not take what has come, up to a number of bytes, is cut off, without a last
+  chunk, as it lacks events: its browser connects again. If the stream or the server ends, a reader
+  gets what has come, and the last chunk. There are at most ``MOST_READERS``; further ones get 503.
 """
 
 from __future__ import annotations
@@ -34,24 +35,29 @@ _QUIET_SECONDS = 15.0
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class _Reader:
+class Reader:
+    """The events of a stream that one reader has not been sent."""
+
     def __init__(self) -> None:
         self.parts: deque[bytes] = deque()
         self.bytes = 0
-        self.is_over = False
+        self.has_ended = False
         self.news = trio.Event()
 
     def offer(self, part: bytes) -> None:
-        self.parts.append(part)
+        if self.bytes <= _MOST_BYTES:
+            self.parts.append(part)
         self.bytes += len(part)
-        if self.bytes > _MOST_BYTES:
-            self.is_over = True
         self.news.set()
 
     async def next_part(self) -> bytes:
-        """All that has come, or an empty line after some time."""
-        with trio.move_on_after(_QUIET_SECONDS):
-            await self.news.wait()
+        """All that has come, or an empty line after some time; raises BrokenResourceError if that
+        was too much."""
+        if not self.news.is_set():
+            with trio.move_on_after(_QUIET_SECONDS):
+                await self.news.wait()
+        if self.bytes > _MOST_BYTES:
+            raise trio.BrokenResourceError("the reader is too slow")
         self.news = trio.Event()
         part = b"".join(self.parts) or b":\n\n"
         self.parts.clear()
@@ -64,7 +70,7 @@ class Reading:
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
-        self._readers: dict[str, set[_Reader]] = {}
+        self._readers: dict[str, set[Reader]] = {}
         self._opening: dict[str, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -93,13 +99,13 @@ class Reading:
                     if "no answer within" in str(error):
                         return try_again(503, AWAY)
                     return Answer(404, f"{error}\n")
-            reader = _Reader()
+            reader = Reader()
             self._readers[name].add(reader)
         return Answer(200, "", EVENTS, parts=self._parts(name, reader))
 
-    async def _parts(self, name: str, reader: _Reader) -> AsyncGenerator[bytes, None]:
+    async def _parts(self, name: str, reader: Reader) -> AsyncGenerator[bytes, None]:
         try:
-            while not reader.is_over:
+            while reader.parts or not reader.has_ended:
                 yield await reader.next_part()
         finally:
             readers = self._readers.get(name, set())
@@ -122,11 +128,11 @@ class Reading:
                 scope.cancel()
                 del self._readers[name]
                 for reader in readers:
-                    reader.is_over = True
+                    reader.has_ended = True
                     reader.news.set()
 
 
-async def _watch(readers: set[_Reader], scope: trio.CancelScope) -> None:
+async def _watch(readers: set[Reader], scope: trio.CancelScope) -> None:
     """End a subscription when nobody has read it for some time."""
     while not scope.cancel_called:
         await trio.sleep(_QUIET_SECONDS)
@@ -134,7 +140,7 @@ async def _watch(readers: set[_Reader], scope: trio.CancelScope) -> None:
             scope.cancel()
 
 
-async def _offer_next(events: Subscription, readers: set[_Reader]) -> None:
+async def _offer_next(events: Subscription, readers: set[Reader]) -> None:
     lines: list[bytes] = []
     await events.fetch()
     while events.buffered:

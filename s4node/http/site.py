@@ -50,6 +50,7 @@ class Files:
 
 
 def server_of(node: Node, config: Config) -> HttpServer:
+    """The HTTP server of a node; raises ConfigError."""
     reach = Reach(lambda: [node.address], Credentials.configured(config))
     return _server(config, WatchedNode(node), reach)
 

@@ -147,6 +147,7 @@ class LogHost:
     # -- frames of the listener ------------------------------------------------------------------
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
+        """Handle a frame for the log; returns False if the frame is not for the log."""
         header = frame.header
         if isinstance(header, wire.Query):
             self._questions.on_query(header, connection)

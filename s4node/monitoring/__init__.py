@@ -1,7 +1,7 @@
 """The texts about a node: the metrics that it exposes, and the reasons that hold an app up.
 
-``exposition`` writes metrics as Prometheus reads them; ``totals`` keeps counters from falling.
-``why`` has the rules of ``s4 why``. All of it is pure.
+``exposition`` writes metrics as Prometheus reads them, and keeps counters from falling. ``why`` has
+the rules of ``s4 why``. All of it is pure.
 
 It may touch ``deploy.cluster_snapshot``, ``cluster.node.container_status`` and ``metrics``.
 

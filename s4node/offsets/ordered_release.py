@@ -30,6 +30,7 @@ class OrderedRelease(Generic[E]):
         self._order.append(event)
 
     def complete(self, event: E, stops: bool = False) -> list[E]:
+        """Complete an event; returns what that releases. With ``stops`` it stops the release."""
         assert event not in self._ended
         self._ended[event] = stops
         return self._released()

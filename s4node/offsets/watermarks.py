@@ -125,6 +125,7 @@ class Watermarks:
         return source in self._sources and self._sources[source].idle
 
     def active_time(self, source: str) -> float | None:
+        """The time of a source that is waited for; None if it is not."""
         known = self._sources.get(source)
         return None if known is None or known.idle else known.time
 

@@ -28,10 +28,11 @@ def _without_rich() -> ModuleType:
     absent = "rich" not in sys.modules
     if absent:
         sys.modules["rich"] = None  # type: ignore[assignment]
-    import structlog
-
-    if absent:
-        del sys.modules["rich"]
+    try:
+        import structlog
+    finally:
+        if absent:
+            del sys.modules["rich"]
     return structlog
 
 

@@ -19,7 +19,6 @@ from s4node.config.config import Config
 from s4node.process import log_setup
 from s4node.process.container_entry import listed, running_of
 from s4node.process.exit_status import exit_status
-from s4node.process.loading import loaded
 from s4node.process.stopping import run_until_signal, tune_python
 from s4node.runtime.container.container import Container
 
@@ -42,7 +41,6 @@ def serve(
 
     With ``http`` it serves HTTP, at the URL that ``on_ready`` gets, too.
     """
-    loaded()
     log_setup.configure_from(config)
     log_setup.print_whole_lines()
     made: list[Container] = []

@@ -189,6 +189,7 @@ class NoMoreChanges(Changes):
     __slots__ = ()
 
     def put(self, row: bytes, value: bytes | None) -> None:  # noqa: ARG002
+        """Raise StateError."""
         raise StateError(
             "a store was written after its event had taken too long and its task had rolled back "
             "to its last commit; this write would be lost. Finish the work of an event within "

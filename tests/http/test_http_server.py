@@ -14,6 +14,7 @@ from harness import DEADLINE, until
 
 from s4node import Config, Credentials
 from s4node.errors import ConfigError
+from s4node.http import reading
 from s4node.http.messages import Answer, Request
 from s4node.http.server import HttpServer
 
@@ -122,6 +123,18 @@ async def test_an_answer_in_parts_has_an_end() -> None:
             await stream.send_all(get("/streams/numbers"))
             answer = await rest_of(stream)
         assert answer.endswith(b"2\r\n1\n\r\n2\r\n2\n\r\n0\r\n\r\n")
+
+
+async def test_a_reader_gets_what_has_come_when_its_stream_ends_and_when_its_server_does() -> None:
+    for ends in ("stream", "server"):
+        reader = reading.Reader()
+        reader.offer(b"a")
+        reader.offer(b"b")
+        reader.has_ended = ends == "stream"
+        with trio.CancelScope() as scope:
+            if ends == "server":
+                scope.cancel()
+            assert await reader.next_part() == b"ab"
 
 
 async def test_a_query_is_ignored_and_an_unknown_path_names_those_that_there_are() -> None:

@@ -100,6 +100,7 @@ class Emitter:
         ]
 
     def is_near(self, route: NodeRoute | None) -> bool:
+        """Return True if the node of a route may be connected soon."""
         link = None if route is None else self.links.get(route.address)
         return link is not None and link.away < _MOMENT
 

@@ -150,6 +150,7 @@ class Outbox:
 
     @property
     def pending_bytes(self) -> int:
+        """The approximate bytes in memory of the pending events."""
         if self._incoming:
             self._weigh(self._incoming)
         return int((len(self._incoming) + self._ready_events) * self.weight)

@@ -84,6 +84,7 @@ class ByExecutor(AtOnce):
 
     @property
     def bytes(self) -> int:
+        """The approximate bytes in memory of the events that have not left."""
         return self.stage.bytes + self.box.pending_bytes
 
     @property

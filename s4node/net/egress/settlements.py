@@ -193,6 +193,7 @@ class ReceiversCommits(ChannelRows):
     # -- layouts -----------------------------------------------------------------------------
 
     def contradicts(self, lane: Lane, position: wire.Position) -> str:
+        """The reason why a lane cannot resume at its owner's position; empty if it can."""
         if lane.upto <= position.number <= lane.released:
             return ""
         box = self.box

@@ -393,6 +393,7 @@ class Producers:
         return any(each.has_moved(partition) for each in self._rosters.values())
 
     def patience(self, partition: int) -> float:
+        """For how many seconds producers can wait for a commit; infinity if none waits."""
         waiting = [each.patience(partition) for each in self._rosters.values()]
         return min(waiting, default=math.inf)
 

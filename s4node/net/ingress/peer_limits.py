@@ -80,6 +80,7 @@ class Budget(Generic[Owner]):
             self._amounts[owner] = amount
 
     def largest(self) -> Owner | None:
+        """The owner to end now, or None within the budget."""
         if self._total <= self.limit:
             return None
         return max(self._amounts, key=self._amounts.__getitem__)

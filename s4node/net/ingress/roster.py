@@ -63,6 +63,7 @@ class Roster:
         """Note that a lane has had a hello, with a ``changed`` life if so."""
 
     def must_save(self, producer: str) -> bool:  # noqa: ARG002
+        """Return True if a producer must wait for the commits that save it, and request them."""
         return False
 
     def saves(self, producer: str) -> bool:  # noqa: ARG002

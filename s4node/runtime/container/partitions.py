@@ -327,12 +327,14 @@ class _Inner:
         return self._partitions.pressure(self._stream.name)
 
     async def send(self, events: Sequence[Any]) -> int:
+        """Take events once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
             await self._partitions.turned.park()
         return self._put(events)
 
     def send_nowait(self, events: Sequence[Any]) -> int:
+        """Take events; return how many were dropped, or raise WouldBlock."""
         if self.pressure >= 1:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
         return self._put(events)

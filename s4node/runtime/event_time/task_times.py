@@ -275,6 +275,7 @@ class TaskTimes:
 
     @property
     def next_due(self) -> float | None:
+        """When the next step is due, by the clock of the task; None if none is."""
         if self._deadlines.news:
             return -math.inf
         if self._deadlines.is_stale:

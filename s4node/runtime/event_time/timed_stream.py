@@ -103,6 +103,7 @@ class TimedStream:
         self.unsettled = self.in_motion
 
     def reach(self, source: str, time: float) -> bool:
+        """Note that a source is at ``time``; return True if that matters at once."""
         watermarks = self.watermarks
         if source not in watermarks:
             self._unlisted.add(source)

@@ -51,7 +51,7 @@ class Pipeline(Room):
     """The stages of ``app`` in one container.
 
     ``edges`` are known before it runs. ``keeps`` says that tasks keep state. The stages can obey
-    their settings: ``StageConfigs.check_executors`` has found no mistake.
+    their settings, which ``Container.prepare`` has checked (``StageConfigs.check_executors``).
     """
 
     def __init__(

@@ -133,6 +133,7 @@ class OutputCarrier:
         return found
 
     async def send(self, events: Sequence[Any]) -> int:
+        """Take events from a source once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.holds or (self._awaited and not self.channels):
             self.was_full = True
@@ -142,6 +143,7 @@ class OutputCarrier:
         return dropped
 
     def send_nowait(self, events: Sequence[Any]) -> int:
+        """Take events from a source; return how many were dropped, or raise WouldBlock."""
         if self.holds:
             depth = max(channel.release.depth for channel in self.channels.values())
             raise WouldBlock(f"stream {self.stream!r}: {depth} events wait already")

@@ -104,6 +104,7 @@ class Subscribers:
                 connection.answer(welcome)
 
     def on_verdict(self, verdict: wire.Verdict, connection: Connection) -> bool:
+        """Take the credit of a subscriber; return False if the peer is not a subscriber."""
         subscriber = self.subscribers.get(verdict.stream, {}).get(connection)
         if subscriber is None:
             return False

@@ -43,6 +43,7 @@ from s4node.state.task_state import TaskState
 
 
 def check_free(source: AppSource, name: str) -> None:
+    """Raise CheckpointError if the app has a savepoint of this name."""
     app = source.made().name
     job, remote_job = _place_of(app, Config.from_values(source.values))
     savepoints_of(job, remote_job).prepare(name, app)

@@ -197,7 +197,6 @@ async def test_a_killed_container_is_started_again_and_serves(folder: Path) -> N
         await greet(process)
 
 
-@pytest.mark.long
 async def test_a_stopped_container_is_killed_and_started_again(folder: Path) -> None:
     async with supervised(Limits(pulse=1, pause=0.05)) as supervisor:
         process = supervisor.start(begin(folder / "hello.py"))

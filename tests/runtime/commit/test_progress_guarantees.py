@@ -237,7 +237,7 @@ async def test_after_a_crash_processing_goes_on_from_the_last_commit(
     mode: str, order: dict[str, str], system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 600, partitions=3)
-    settings |= {**order, **MODES[mode][1]}
+    settings |= {**order, **MODES[mode][1], "task.async.commit": str(mode == "in threads").lower()}
     first, second = Trace(commit_every=23), Trace()
     async with crashing(traced_app(mode, first), settings, partitions=3):
         await until(lambda: first.ended > 150)

@@ -367,3 +367,21 @@ def test_a_timer_of_an_idle_task_may_be_set_and_cancelled_from_anywhere() -> Non
         thread.join()
         test.advance(20)
     assert rang == [("of a coroutine", 15.0), ("of a thread", 26.0)]
+
+
+async def test_threads_run_tasks_beside_each_other_and_leave_the_loop_free(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 4, 5)
+    barrier = threading.Barrier(4)
+    met: list[int] = []
+
+    def meet(_t: Any, envelope: Envelope, *_: Any) -> None:
+        if envelope.offset == 0:
+            met.append(barrier.wait(10))  # all four at a time, or it breaks
+
+    async with running(
+        Job(lambda: Plain(meet)), settings | {"job.container.thread.pool.size": "4"}
+    ) as container:
+        await until(lambda: container.processed == 20)
+    assert sorted(met) == [0, 1, 2, 3]

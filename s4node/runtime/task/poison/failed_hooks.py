@@ -68,6 +68,7 @@ class FailedHooks:
         return self.calls[call].kept
 
     def left_out(self, call: HookCall, partition: int) -> LeftOutCall | None:
+        """Return a call that is left out with its dead letter; None if it was reported before."""
         if call in self._reported or call in self._going or call in self._new:
             return None
         self._new.append(call)

@@ -130,6 +130,7 @@ class PoisonEvents:
             del numbers[next(iter(numbers))]
 
     def leave_out(self, batch: EventBatch) -> list[LeftOut]:
+        """Take poison events out of a batch that has just been loaded, and return them."""
         faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
         if not faults:
             return []
@@ -216,6 +217,7 @@ class CommitBackoff:
         return max(1, self._length - self._done)
 
     def pulls(self, count: int) -> bool:
+        """Count processed events; return True if a commit is due."""
         self._done += count
         return self._done >= self._length
 
