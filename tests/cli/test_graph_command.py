@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from cli_apps import COUNTER
 from harness import run_s4
 
 if TYPE_CHECKING:
@@ -40,18 +41,3 @@ async def test_graph_of_an_app_that_cannot_run_says_why(tmp_path: Path) -> None:
 
     assert refused.returncode == 2
     assert "stream 'in' leads to no PE" in refused.stderr
-
-
-# -- set-up ---------------------------------------------------------------------------------------
-
-
-COUNTER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click): self.clicks += 1
-app = App("counter")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from cli_apps import ended
+from cli_apps import COUNTER, ended
 from harness import DEADLINE, ROOT, run_s4, running, until
 from input_systems import fresh
 from pages import matches
@@ -273,28 +273,8 @@ async def test_a_task_that_an_app_cannot_have_is_refused_before_it_has_run(
         assert f"new has not run, so {place} may not exist" in done.stderr
 
 
-COUNTING = """
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-
-class Clicks(App):
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
-
-app = Clicks("counting")
-"""
-
-
 async def test_tasks_are_shown_with_the_producers_of_durable_streams(s4: S4, kept: Path) -> None:
-    (kept / "counting.py").write_text(COUNTING)
+    (kept / "counting.py").write_text(COUNTER.replace('"counter"', '"counting"'))
     settings = {
         "s4.state.folder": str(kept / "state"),
         "s4.stream.clicks.grade": "durable",

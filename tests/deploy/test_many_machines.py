@@ -17,27 +17,12 @@ import trio
 from certificates import Issuer
 from harness import DEADLINE, QUICK, NodeProcess, children, run_s4, s4_process, until, until_told
 from judge import entries_in, wrong_log
-from shared_apps import Click
+from shared_apps import COUNTER, Click
 from zookeeper_server import ZooKeeperEnsemble, ZooKeeperServer, zookeeper_server
 
 from s4node import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.long]  # whose jars have ZooKeeper
-
-COUNTER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-        print("VERSION", self.key, self.clicks, flush=True)
-class Counter(App):
-    def on_init(self):
-        self.create_input_stream("clicks", self.create_pe(Count), key="user")
-app = Counter("counter")
-"""
 USERS = [f"user{number}" for number in range(24)]
 PARTITIONS = 8
 
@@ -94,7 +79,7 @@ class Cluster:
     async def deploy(self, version: str) -> None:
         (self.place / "elsewhere").mkdir(exist_ok=True)
         file = self.place / "elsewhere" / "app.py"
-        file.write_text(COUNTER.replace("VERSION", version))
+        file.write_text(COUNTER.replace("os.getpid()", f'"{version}"'))
         await self.s4("deploy", "app.py", "--partitions", str(PARTITIONS), "--version", version)
 
     async def status(self) -> dict[str, Any]:

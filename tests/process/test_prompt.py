@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from cli_apps import HELLO
 from harness import environment, node_process, s4
 
 pytestmark = pytest.mark.long
@@ -35,12 +36,3 @@ def test_the_help_is_there_within_three_tenths_of_a_second(tmp_path: Path) -> No
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-HELLO = """
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): ...
-app = App("hello")
-app.create_input_stream("names", app.create_pe(Hello), key="name")
-"""

@@ -20,23 +20,12 @@ from typing import Any
 import pytest
 import trio
 from harness import free_port, node_process, run_s4, until
-from shared_apps import Click
+from shared_apps import COUNTER, Click
 
 from s4node import Client
 
 USERS = [f"user{number}" for number in range(24)]
 URL = "s3://bucket/state"
-APP = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click):
-        self.clicks += 1
-app = App("counter")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
 _READS, _WRITES = ["s3:GetObject"], ["s3:PutObject", "s3:DeleteObject"]
 
 
@@ -59,7 +48,7 @@ def fill(bucket: Bucket) -> None:
 async def test_events_wait_for_rights_or_room_at_the_store_and_none_is_lost(
     bucket: Bucket, breaks: Callable[[Bucket], None], fix: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "app.py").write_text(COUNTER)
     place = ("-p", f"s4.state.url={URL}", "-p", f"s4.state.folder={tmp_path / 'state'}")
     settings = ("--partitions", "4", "-p", "s4.stream.clicks.grade=durable", *place)
     async with node_process("app.py", *settings, cwd=tmp_path) as node:

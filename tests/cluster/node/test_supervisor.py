@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import trio
+from cli_apps import HELLO
 from harness import ANY_PORT, DEADLINE, ROOT, environment, limited, plain_errors, until
 
 from s4node import Client, GenericEvent
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.slow
-
-HELLO = """\
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): print(f"Hello {event.name}!", flush=True)
-app = App("hello")
-app.create_input_stream("names", app.create_pe(Hello), key="name")
-"""
 
 ALONE = """
 from importlib.util import find_spec

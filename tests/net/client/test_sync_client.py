@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from cli_apps import HELLO
 from harness import (
     DEADLINE,
     environment,
@@ -357,14 +358,6 @@ async def test_a_sync_client_outside_of_its_block_says_so() -> None:
 
         await in_thread(work)
 
-
-HELLO = """
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): print(f"Hello {event['name']}!", flush=True)
-app = App("hello")
-app.create_input_stream("names", app.create_pe(Hello), key="name")
-"""
 
 SCRIPT = """
 import sys
