@@ -10,20 +10,14 @@ from typing import Any
 
 import pytest
 from harness import running, until
-from input_systems import fresh
 from several_containers import Nodes, nodes
 
 from s4node import GenericEvent
 from s4node.app.stream_task import TaskApp
 from s4node.systems.memory import MemorySystem
 
-ADDRESS = "the tests' tasks that are done"
+SETTINGS = {"task.commit.ms": "20"}
 LAST = 99
-
-
-@pytest.fixture
-def system() -> MemorySystem:
-    return fresh(ADDRESS)
 
 
 def end(system: MemorySystem, partition: int) -> None:
@@ -107,17 +101,6 @@ async def test_a_job_that_has_ended_itself_begins_anew_when_it_is_started_again(
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "s4.state.folder": str(tmp_path / "state"),
-        "systems.memory.samza.offset.default": "oldest",
-        "task.commit.ms": "20",
-    }
 
 
 class Calls:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import trio
 from harness import running, until
-from input_systems import dies, fresh
+from input_systems import dies
 from saved_state import save_positions, saved_positions
 from shared_apps import handling
 
@@ -449,24 +449,6 @@ class Writer:
 
     def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
         self.notes.ended.append(self.name)
-
-
-ADDRESS = "the tests' tasks"
-
-
-@pytest.fixture
-def system() -> MemorySystem:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "s4.state.folder": str(tmp_path / "state"),
-        "systems.memory.samza.offset.default": "oldest",
-    }
 
 
 Ignore = handling(lambda _pe, _event: None, GenericEvent)

@@ -18,7 +18,6 @@ import structlog
 import trio
 import trio.testing
 from harness import ANY_PORT, run_s4, running, s4_process, until
-from input_systems import fresh
 from log_bench import append, bench
 
 from s4node import Config, Container, GenericEvent, tokens
@@ -212,11 +211,6 @@ async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_pat
 # -- in a container -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def system() -> MemorySystem:
-    return fresh(ADDRESS)
-
-
 class Job:
     """An app whose tasks write down what they are given, and the folder that it is kept in."""
 
@@ -224,7 +218,7 @@ class Job:
         self.folder = folder
         self.settings = {
             "systems.memory.type": "input_systems:memory",
-            "systems.memory.address": ADDRESS,
+            "systems.memory.address": str(folder),
             "s4.state.folder": str(folder),
             "systems.memory.samza.offset.default": "oldest",
             "task.commit.ms": "0",
@@ -816,8 +810,6 @@ async def test_an_offset_that_a_log_does_not_have_ends_the_process_and_names_the
 
 
 R = TypeVar("R")
-
-ADDRESS = "the startpoints'"
 
 
 CLICKS = ("log", "clicks", 0)
