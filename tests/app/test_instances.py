@@ -164,39 +164,6 @@ def test_an_instance_that_a_handler_has_is_not_read_again() -> None:
     dict.__setitem__(instances, "a", used)
 
 
-def test_the_least_recently_used_go_first() -> None:
-    instances, _ = instances_of(size=2)
-    assert type(instances) is BoundedInstances
-    for key in ("a", "b", "c", "a"):
-        instances[key]
-    assert set(instances) == {"a", "b", "c"}  # bounds are applied between batches
-    instances.trim()
-    assert set(instances) == {"c", "a"}
-    assert LOG[-1] == ("remove", "b")
-    assert instances.next_expiry is None
-
-
-def test_instances_that_are_idle_for_too_long_are_removed() -> None:
-    instances, clock = instances_of(idle=10.0)
-    instances["a"]
-    clock.now = 104.0
-    instances["b"]
-    assert instances.next_expiry == 110.0
-    clock.now = 109.0
-    instances["a"]
-    instances.trim()
-    assert set(instances) == {"a", "b"}
-    assert instances.next_expiry == 114.0
-    clock.now = 114.0
-    instances.trim()
-    assert set(instances) == {"a"}
-    assert instances.next_expiry == 119.0
-    clock.now = 200.0
-    instances.trim()
-    assert len(instances) == 0
-    assert instances.next_expiry is None
-
-
 @given(
     st.integers(0, 4),
     st.sampled_from([0.0, 5.0]),

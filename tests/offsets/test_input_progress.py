@@ -15,58 +15,6 @@ from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.offsets.system import SystemStreamPartition
 
 
-def test_a_batch_that_is_done_moves_the_safe_offset_past_it() -> None:
-    it = progress(10)
-    receipt(it, 10, 15).done()
-    assert it.safe == 15
-
-
-def test_a_batch_after_an_unfinished_one_waits_for_it() -> None:
-    it = progress()
-    first, second = receipt(it, 0, 5), receipt(it, 5, 8)
-    second.done()
-    assert it.safe == 0
-    first.done()
-    assert it.safe == 8
-
-
-def test_events_count_while_their_batch_goes_on() -> None:
-    it = progress()
-    batch = receipt(it, 0, 10)
-    batch.complete(0, 3)
-    batch.complete(3, 4)
-    assert it.safe == 4
-    batch.complete(6, 7)
-    assert it.safe == 4
-    batch.done()
-    assert it.safe == 10
-
-
-def test_a_part_completes_its_own_offsets_only() -> None:
-    it = progress()
-    whole = receipt(it, 0, 6, parts=2)
-    even, odd = PartReceipt(whole, [0, 2, 4]), PartReceipt(whole, [1, 3, 5])
-    even.complete(0, 3)
-    assert it.safe == 1
-    odd.complete(0, 2)
-    assert it.safe == 3
-    odd.done()
-    assert it.safe == 3
-    even.done()
-    assert it.safe == 6
-
-
-def test_held_events_are_not_done_before_they_are_released() -> None:
-    it = progress()
-    batch = receipt(it, 0, 4)
-    batch.hold(1)
-    batch.complete(0, 3)
-    batch.done()
-    assert it.safe == 1
-    batch.release(1)
-    assert it.safe == 4
-
-
 def test_refusals_go_to_the_given_handler() -> None:
     owner = RefusalList()
     it = InputProgress(SSP, 0, owner)

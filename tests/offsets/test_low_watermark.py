@@ -9,34 +9,6 @@ from hypothesis import strategies as st
 from s4node.offsets.receipts import LowWatermark
 
 
-def test_the_mark_begins_at_its_start_and_moves_with_the_next_numbers() -> None:
-    assert LowWatermark().safe == 0
-    low = LowWatermark(40)
-    assert low.safe == 40
-    assert low.complete(40, 43) is True
-    assert low.safe == 43
-
-
-def test_a_range_after_a_hole_waits_until_the_hole_closes() -> None:
-    low = LowWatermark()
-    assert low.complete(3, 5) is False
-    assert low.complete(7, 9) is False
-    assert low.complete(5, 7) is False
-    assert low.safe == 0
-    assert low.complete(0, 3) is True
-    assert low.safe == 9
-
-
-def test_a_second_hole_holds_the_ranges_after_it() -> None:
-    low = LowWatermark()
-    low.complete(6, 8)
-    low.complete(2, 4)
-    assert low.complete(0, 2) is True
-    assert low.safe == 4
-    assert low.complete(4, 6) is True
-    assert low.safe == 8
-
-
 def test_completing_a_number_twice_raises() -> None:
     low = LowWatermark()
     low.complete(0, 5)

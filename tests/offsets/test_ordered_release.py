@@ -8,29 +8,6 @@ from hypothesis import strategies as st
 from s4node.offsets.ordered_release import OrderedRelease
 
 
-def test_events_completed_in_order_are_released_at_once() -> None:
-    release = begun(3)
-    assert [release.complete(number) for number in range(3)] == [[0], [1], [2]]
-    assert len(release) == 0
-
-
-def test_an_event_that_completes_early_waits_for_earlier_ones() -> None:
-    release = begun(4)
-    assert release.complete(2) == []
-    assert release.complete(1) == []
-    assert release.complete(0) == [0, 1, 2]
-    assert release.complete(3) == [3]
-
-
-def test_the_release_stops_after_an_event_that_asks_for_a_commit() -> None:
-    release = begun(4)
-    assert release.complete(3) == []
-    assert release.complete(2) == []
-    assert release.complete(1, stops=True) == []
-    assert release.complete(0) == [0, 1]
-    assert release.stopped
-
-
 def test_after_the_commit_completed_events_are_released_without_another_event() -> None:
     release = begun(4)
     for number in (3, 2):
@@ -39,15 +16,6 @@ def test_after_the_commit_completed_events_are_released_without_another_event() 
     release.complete(0)
     assert release.commit_taken() == [2, 3]
     assert len(release) == 0
-
-
-def test_two_commits_that_were_asked_for_stop_it_twice() -> None:
-    release = begun(3)
-    assert release.complete(1, stops=True) == []
-    assert release.complete(0, stops=True) == [0]
-    assert release.complete(2) == []
-    assert release.commit_taken() == [1]
-    assert release.commit_taken() == [2]
 
 
 @given(

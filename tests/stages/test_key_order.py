@@ -10,38 +10,6 @@ from hypothesis import strategies as st
 from s4node.stages.key_order import KeyOrder
 
 
-def test_no_more_are_begun_than_may_be_outstanding() -> None:
-    found = order(2, "a1", "b1", "c1")
-    assert begun(found) == ["a1", "b1"]
-    found.end_event("b")
-    assert begun(found) == ["c1"]
-    assert (found.outstanding, found.waiting) == (2, 0)
-
-
-def test_an_event_waits_for_the_one_of_its_key_and_stops_no_other() -> None:
-    found = order(3, "a1", "a2", "b1", "a3", "b2")
-    assert begun(found) == ["a1", "b1"]
-    found.end_event("a")
-    assert begun(found) == ["a2"]
-    found.end_event("b")
-    found.end_event("a")
-    assert begun(found) == ["b2", "a3"]
-    found.end_event("a")
-    found.end_event("b")
-    assert begun(found) == []
-    assert (found.outstanding, found.waiting) == (0, 0)
-
-
-def test_later_events_wait_after_those_that_wait_already() -> None:
-    found = order(5, "a1", "a2")
-    assert begun(found) == ["a1"]
-    found.end_event("a")
-    found.add("a", "a3")
-    assert begun(found) == ["a2"]
-    found.end_event("a")
-    assert begun(found) == ["a3"]
-
-
 @given(
     st.integers(1, 5),
     st.lists(st.one_of(st.sampled_from("abcd"), st.just("begin"), st.just("end")), max_size=80),
@@ -87,22 +55,3 @@ def test_each_key_is_in_order_and_nothing_that_could_run_waits(
         if running:
             end()
     assert added == {key: numbers for key, numbers in ended.items() if numbers} or ended == added
-
-
-# -- set-up ---------------------------------------------------------------------------------------
-
-
-def order(limit: int, *events: str) -> KeyOrder[str]:
-    """Events such as ``a1``, whose key is the letter."""
-    found: KeyOrder[str] = KeyOrder(limit)
-    for event in events:
-        found.add(event[0], event)
-    return found
-
-
-def begun(found: KeyOrder[str]) -> list[str]:
-    events = []
-    while (one := found.begin_event()) is not None:
-        events.append(one[1])
-        found.validate()
-    return events

@@ -33,12 +33,6 @@ def test_each_group_that_feeds_itself_is_reported_with_a_shortest_cycle(
     assert cycles(graph) == found
 
 
-def test_a_group_has_all_streams_that_reach_each_other_not_only_those_of_its_cycle() -> None:
-    graph = {"a": {"b", "c"}, "b": {"d"}, "c": {"a"}, "d": {"a"}, "e": {"a"}}
-
-    assert components(graph) == [["a", "b", "c", "d"]]
-
-
 @pytest.mark.parametrize(
     ("cycle", "words"), [(["a"], "a -> a"), (["a", "b"], "a -> b -> a"), ([], "")]
 )

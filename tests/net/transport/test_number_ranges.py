@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.net.transport.number_ranges import NumberRanges
-
-
-@pytest.mark.parametrize(
-    ("before", "added", "new", "after"),
-    [
-        ([], (3, 5), [(3, 5)], [(3, 5)]),
-        ([(3, 5)], (3, 5), [], [(3, 5)]),
-        ([(3, 5)], (5, 7), [(5, 7)], [(3, 7)]),
-        ([(3, 5)], (1, 3), [(1, 3)], [(1, 5)]),
-        ([(3, 5)], (1, 9), [(1, 3), (5, 9)], [(1, 9)]),
-        ([(3, 5), (7, 9)], (4, 8), [(5, 7)], [(3, 9)]),
-        ([(3, 5), (7, 9)], (0, 1), [(0, 1)], [(0, 1), (3, 5), (7, 9)]),
-        ([(3, 5)], (4, 4), [], [(3, 5)]),
-        ([(3, 5)], (5, 2), [], [(3, 5)]),
-    ],
-)
-def test_only_numbers_that_no_range_had_are_returned(
-    before: list[tuple[int, int]],
-    added: tuple[int, int],
-    new: list[tuple[int, int]],
-    after: list[tuple[int, int]],
-) -> None:
-    found = of(*before)
-    assert found.add(*added) == new
-    assert found.ranges == after
-    found.validate()
 
 
 def test_settled_numbers_are_forgotten() -> None:

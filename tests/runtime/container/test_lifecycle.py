@@ -355,18 +355,6 @@ START = [
 CLOSED = ["Partition 1 close", "Partition 0 close", "on_close"]
 
 
-async def test_a_container_tells_its_listeners_from_start_to_stop() -> None:
-    diary = Diary()
-    made = container(Work(diary), diary)
-    with trio.fail_after(10):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.run)
-            await made.ready.wait()
-            assert diary.told == START
-            made.stop()
-    assert diary.told == [*START, *CLOSED, "after stop"]
-
-
 @pytest.mark.parametrize(
     ("trouble", "told"),
     [

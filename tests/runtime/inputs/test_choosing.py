@@ -259,29 +259,6 @@ async def test_a_setting_of_a_stream_that_is_not_an_input_is_refused(
             pass
 
 
-async def test_every_task_reads_the_broadcast_partitions_and_only_those(
-    system: MemorySystem, settings: dict[str, str]
-) -> None:
-    system.create("clicks", 3)
-    system.create("rules", 4)
-    for partition in range(4):
-        fill(system, "rules", 2, partition=partition)
-    values = {
-        "task.broadcast.inputs": "memory.rules#[1-2]",
-        "streams.rules.samza.bootstrap": "true",
-    }
-    for partition in range(3):
-        fill(system, "clicks", 1, partition=partition)
-    app = Notes("memory.clicks")
-    async with running(app, settings | values) as container:
-        await until(lambda: len(app.seen) == 15)
-        assert len(container.tasks) == 3
-    for number in range(3):
-        mine = [(s, n) for name, s, n in app.seen if name == f"Partition {number}"]
-        assert sorted(mine[:4]) == [("rules", 0), ("rules", 0), ("rules", 1), ("rules", 1)]
-        assert mine[4:] == [("clicks", 0)]
-
-
 GROUPER = "job.systemstreampartition.grouper.factory"
 
 

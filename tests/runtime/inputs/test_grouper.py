@@ -41,11 +41,6 @@ def test_names_of_streams_may_have_dots() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["by-partition", "by-ssp", f"{HERE}:Pairs"])
-def test_without_inputs_there_are_no_groups(name: str) -> None:
-    assert grouped(name, []) == {}
-
-
 ssps = st.frozensets(
     st.builds(
         Ssp,

@@ -24,29 +24,11 @@ def test_twelve_and_fourteen_partitions_are_tasks_0_to_13() -> None:
     assert made.tasks[12].ssps == (Ssp("log", "ServiceMetricEvent", 12),)
 
 
-def test_two_streams_of_four_partitions_meet_in_four_tasks() -> None:
-    made = model({}, {"A": 4, "B": 4})
-    assert [task.ssps for task in made.tasks] == [
-        (Ssp("log", "A", number), Ssp("log", "B", number)) for number in range(4)
-    ]
-
-
 def test_the_cluster_s_partitions_are_the_least_number_of_tasks() -> None:
     made = model({"s4.cluster.partitions": "6"}, {"A": 4})
     assert [len(task.ssps) for task in made.tasks] == [1, 1, 1, 1, 0, 0]
     assert model({"s4.cluster.partitions": "3"}, {"A": 4}).facts.tasks == 4
     assert model({"s4.cluster.partitions": "3"}, {}).facts.tasks == 3
-
-
-def test_broadcast_partitions_are_in_every_task() -> None:
-    made = model(
-        {"task.broadcast.inputs": "log.rules#[0-1], log.other#2"}, {"A": 2}, rules=2, other=3
-    )
-    broadcast = {Ssp("log", "rules", 0), Ssp("log", "rules", 1), Ssp("log", "other", 2)}
-    for number, task in enumerate(made.tasks):
-        assert task.broadcast == broadcast
-        assert set(task.ssps) == broadcast | {Ssp("log", "A", number)}
-        assert list(task.ssps) == sorted(task.ssps)
 
 
 def test_a_partition_that_is_input_and_broadcast_is_broadcast() -> None:
@@ -55,10 +37,6 @@ def test_a_partition_that_is_input_and_broadcast_is_broadcast() -> None:
     assert made.tasks[1].ssps == (Ssp("log", "A", 0), Ssp("log", "A", 1))
     by_ssp = model({GROUPER: "by-ssp", "task.broadcast.inputs": "log.A#0"}, {"A": 3})
     assert [task.name for task in by_ssp.tasks] == ["log.A[1]", "log.A[2]"]
-
-
-def test_a_broadcast_stream_with_more_partitions_makes_no_more_tasks() -> None:
-    assert model({"task.broadcast.inputs": "log.rules#[0-7]"}, {"A": 2}, rules=8).facts.tasks == 2
 
 
 def test_a_broadcast_range_beyond_the_stream_is_refused() -> None:

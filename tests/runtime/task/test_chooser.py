@@ -79,17 +79,6 @@ def test_higher_priorities_go_first_and_equal_ones_take_turns(
     assert order(TieredPriority(priorities, RoundRobin), offers) == chosen
 
 
-def test_a_held_input_of_higher_priority_lets_a_lower_one_go() -> None:
-    chooser = Waiting(TieredPriority({"a": 1}, RoundRobin))
-    chooser.update("a", batch("a"))
-    chooser.update("b", batch("b"))
-    chosen = chooser.choose(lambda source: source != "a")
-    assert chosen is not None
-    assert chosen[0] == "b"
-    assert chooser.choose(lambda source: source != "a") is None
-    assert list(chooser.batches) == ["a"]
-
-
 # --- batching ------------------------------------------------------------------------------------
 
 
@@ -172,18 +161,6 @@ def test_every_partition_of_a_bootstrap_stream_must_be_caught_up() -> None:
     assert choices(chooser) == "nothing"
     assert bootstrap.reached(MORE, 1)
     assert choices(chooser) == "log.clicks[0]"
-
-
-def test_of_two_bootstrap_inputs_that_of_higher_priority_is_read_first() -> None:
-    types = Ssp("log", "types", 0)
-    bootstrap = lagging({RULES: 1, types: 1})
-    chooser = Waiting(Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1, "types": 2}))
-    chooser.update(RULES, batch("rules"))
-    assert choices(chooser) == "nothing"
-    chooser.update(types, batch("types"))
-    assert choices(chooser) == "log.types[0]"
-    assert bootstrap.reached(types, 1)
-    assert choices(chooser) == "log.rules[0]"
 
 
 @pytest.mark.parametrize(
