@@ -13,43 +13,6 @@ from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Credit, Gauge, Stage, StageStatistics
 
 
-def test_batches_leave_in_the_order_in_which_they_came() -> None:
-    stage = Stage(10)
-    one, two, three = batch(1), batch(2), batch(3)
-    stage.offer(one)
-    stage.offer(two)
-    assert stage.poll() is one
-    stage.offer(three)
-    assert stage.poll() is two
-    assert stage.poll() is three
-    assert stage.poll() is None
-
-
-def test_events_count_as_waiting_until_they_have_been_worked_on() -> None:
-    stage = Stage(10)
-    stage.offer(batch(4))
-    stage.poll()
-    assert stage.depth == 4
-    stage.release(3)
-    assert stage.depth == 1
-    stage.release(1)
-    assert stage.depth == 0
-
-
-def test_a_stage_is_full_from_its_capacity_on_and_refuses_nothing() -> None:
-    stage = Stage(5)
-    assert not stage.full
-    stage.offer(batch(4))
-    assert not stage.full
-    stage.offer(batch(4))
-    assert stage.full
-    assert stage.depth == 8
-    stage.release(3)
-    assert stage.full
-    stage.release(1)
-    assert not stage.full
-
-
 def test_statistics_count_events_since_the_start() -> None:
     stage = Stage(5)
     stage.offer(batch(4))
@@ -227,27 +190,6 @@ def batch(size: int) -> EventBatch:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "producers", "share"),
-    [(100, 1, 100), (100, 2, 50), (100, 3, 33), (100, 100, 1), (100, 1000, 1), (1, 1, 1)],
-)
-def test_producers_share_the_capacity_evenly_and_each_has_one_event_at_least(
-    capacity: int, producers: int, share: int
-) -> None:
-    _, credit = credit_of(capacity, *map(str, range(producers)))
-    assert credit.share == share
-
-
-def test_joining_twice_is_joining_once_and_who_leaves_makes_room() -> None:
-    _, credit = credit_of(100, "a", "b", "a")
-    assert credit.share == 50
-    credit.remove("a")
-    assert credit.share == 100
-    credit.remove("a")
-    credit.remove("b")
-    assert credit.share == 100  # for whoever comes
-
-
-@pytest.mark.parametrize(
     ("safe", "limit", "new"),
     [
         (0, 0, 100),  # the first grant
@@ -267,12 +209,6 @@ def test_a_limit_grows_to_a_share_beyond_what_is_processed_in_quarters(
     assert credit.limit("a", safe, limit, credit.share) == new
 
 
-def test_a_tiny_share_still_grows() -> None:
-    _, credit = credit_of(1, "a", "b", "c")
-    assert [credit.limit("a", safe, safe, credit.share) for safe in range(3)] == [1, 2, 3]
-    assert credit.limit("a", 0, 1, credit.share) == 1
-
-
 def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
     stage, credit = credit_of(100, "a", "b")
     filled(stage, 100)
@@ -284,22 +220,6 @@ def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
     assert credit.release() == {"a"}
     assert not credit.held
     assert credit.release() == set()
-
-
-def test_even_while_the_stage_is_full_each_may_have_one_event_under_way() -> None:
-    stage, credit = credit_of(100, "a", "b")
-    filled(stage, 100)
-    assert credit.limit("b", 50, 50, credit.share) >= 51
-
-
-def test_a_producer_that_has_left_is_not_waited_for() -> None:
-    stage, credit = credit_of(100, "a", "b")
-    filled(stage, 100)
-    credit.limit("a", 40, 50, credit.share)
-    credit.limit("b", 40, 50, credit.share)
-    credit.remove("a")
-    stage.release(100)
-    assert credit.release() == {"b"}
 
 
 class Producer:

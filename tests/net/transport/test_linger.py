@@ -9,35 +9,12 @@ from hypothesis import strategies as st
 from s4node.net.transport.linger import Linger, Sendable, together
 
 
-def test_a_quiet_stream_sends_at_once() -> None:
-    coalescer = Linger(PLENTY)
-    assert coalescer.due(one_lane(1), now=5.0) <= 5.0
-    coalescer.flushed(1, now=5.0)
-    assert coalescer.due(one_lane(1), now=5.0001) <= 5.0001
-    coalescer.flushed(63, now=5.0001)
-    assert coalescer.due(one_lane(1), now=5.0002) <= 5.0002
-
-
 def test_a_busy_stream_gathers_but_no_longer_than_linger() -> None:
     coalescer = Linger(PLENTY)
     coalescer.flushed(64, now=5.0)
     assert coalescer.due(one_lane(1), now=5.001) == pytest.approx(5.0021)
     assert coalescer.due(one_lane(2047), now=5.001) == pytest.approx(5.0021)
     assert coalescer.due(one_lane(1), now=5.01) <= 5.01
-
-
-def test_a_busy_stream_sends_at_once_when_enough_has_gathered() -> None:
-    coalescer = Linger(PLENTY)
-    coalescer.flushed(2048, now=5.0)
-    assert coalescer.due(one_lane(2048), now=5.001) <= 5.001
-    assert coalescer.due(one_lane(9999), now=5.001) <= 5.001
-
-
-def test_the_first_small_flush_ends_the_busy_time() -> None:
-    coalescer = Linger(PLENTY)
-    coalescer.flushed(2048, now=5.0)
-    coalescer.flushed(3, now=5.004)
-    assert coalescer.due(one_lane(1), now=5.0041) <= 5.0041
 
 
 @pytest.mark.parametrize(
@@ -51,13 +28,6 @@ def test_enough_is_a_fair_frame_for_each_lane_that_has_events_within_the_queue(
     coalescer.flushed(2048, now=5.0)
     assert coalescer.due(Sendable(enough, lanes, PLENTY), now=5.001) <= 5.001
     assert 5.002 <= coalescer.due(Sendable(enough - 1, lanes, PLENTY), now=5.001) <= 5.01
-
-
-def test_a_flush_waits_no_longer_once_all_credit_is_used() -> None:
-    coalescer = Linger(PLENTY)
-    coalescer.flushed(1000, now=5.0)
-    assert coalescer.due(Sendable(1000, 4, 1000), now=5.001) <= 5.001
-    assert coalescer.due(Sendable(999, 4, 1000), now=5.001) > 5.001
 
 
 def test_the_lanes_and_the_credit_of_all_streams_count() -> None:
