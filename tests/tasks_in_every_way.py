@@ -60,11 +60,7 @@ class Calling:
         self.body = body
 
     def process_async(
-        self,
-        envelope: Envelope,
-        collector: Collector,
-        coordinator: Coordinator,
-        callback: Callback,
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator, callback: Callback
     ) -> None:
         def run() -> None:
             time.sleep((3 - envelope.offset % 4) / 1000)

@@ -122,11 +122,7 @@ class Async(Traced):
 
 class FromThreads(Traced):
     def process_async(
-        self,
-        envelope: Envelope,
-        collector: Collector,
-        coordinator: Coordinator,
-        callback: Callback,
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator, callback: Callback
     ) -> None:
         counted = self.begin(envelope, coordinator)
         seconds = self.trace.seconds()
@@ -141,11 +137,7 @@ class FromThreads(Traced):
 
 class FromFutures(Traced):
     def process_async(
-        self,
-        envelope: Envelope,
-        collector: Collector,
-        coordinator: Coordinator,
-        callback: Callback,
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator, callback: Callback
     ) -> None:
         counted = self.begin(envelope, coordinator)
 
@@ -158,11 +150,7 @@ class FromFutures(Traced):
 
 class FromAsyncio(Traced):
     def process_async(
-        self,
-        envelope: Envelope,
-        collector: Collector,
-        coordinator: Coordinator,
-        callback: Callback,
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator, callback: Callback
     ) -> None:
         counted = self.begin(envelope, coordinator)
         seconds = self.trace.seconds()
@@ -177,11 +165,7 @@ class FromAsyncio(Traced):
 
 class AtOnce(Traced):
     def process_async(
-        self,
-        envelope: Envelope,
-        collector: Collector,
-        coordinator: Coordinator,
-        callback: Callback,
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator, callback: Callback
     ) -> None:
         self.end(envelope, self.begin(envelope, coordinator))
         callback.complete()

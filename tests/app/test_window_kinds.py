@@ -41,15 +41,6 @@ def test_every_instant_is_in_the_window_that_it_is_given(size: float, t: float) 
     assert start <= t < end
 
 
-def test_overlapping_windows_are_made_of_panes() -> None:
-    kind = hopping(300, every=120)
-    assert span_of(kind, 130.0) == (120, 180)  # the panes are 60 s long
-    assert kind.ends_of((120, 180)) == [180, 300, 420]
-    assert kind.ends_of((240, 300)) == [300, 420, 540]
-    for end in kind.ends_of((120, 180)):
-        assert end - 300 <= 120 < 180 <= end
-
-
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 10_000))
 def test_a_pane_is_whole_in_each_of_its_windows(every: int, more: int, t: int) -> None:
     kind = hopping(every + more, every=every)

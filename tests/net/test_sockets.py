@@ -135,10 +135,7 @@ async def test_a_frame_of_too_many_events_is_refused_and_the_next_one_is_taken(
 ) -> None:
     node = Node()
     limit_peers(monkeypatch, frame_events=3)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
+    async with running(node.app) as node.container, raw_peer(node.container.address) as peer:
         await peer.open("clicks", "raw", Click)
         clicks = [Click("ann", n) for n in range(4)]
         await peer.send_frames(
@@ -154,10 +151,7 @@ async def test_a_peer_that_asks_too_often_is_told_once_and_counted(
 ) -> None:
     node = Node()
     limit_peers(monkeypatch, hellos_per_second=2)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
+    async with running(node.app) as node.container, raw_peer(node.container.address) as peer:
         await peer.send(wire.envelope([GOOD] * 12))
         assert "beyond 2 a second wait" in await error_of(peer)
         await until(lambda: counts(node)["limits reached"] == 1)
@@ -168,10 +162,7 @@ async def test_a_long_hello_counts_as_many_short_ones(monkeypatch: pytest.Monkey
     limit_peers(monkeypatch, hellos_per_second=25, all_hellos_per_second=200)
     fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(60))
     long = TypeDecl("Long", fingerprint_of("Long", fields), fields)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
+    async with running(node.app) as node.container, raw_peer(node.container.address) as peer:
         hello = wire.encode_frame(wire.Hello("raw", "1", "unknown", (long,)))
         await peer.send(wire.envelope([hello] * 40))  # 100 short ones may come at once
         assert "of all connections beyond 200 a second wait" in await error_of_answer(peer)
@@ -590,10 +581,7 @@ async def test_messages_that_wait_to_be_handled_count_as_unfinished_ones_do(
 ) -> None:
     node = Node()
     limit_peers(monkeypatch, bytes=100_000, hellos_per_second=2)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
+    async with running(node.app) as node.container, raw_peer(node.container.address) as peer:
         await peer.send(wire.envelope([GOOD] * 4000))  # 8 are read at once
         reason = await why_ended(peer)
         assert reason == "it has sent most of what waits here, and the node has too much"
@@ -604,10 +592,7 @@ async def test_types_beyond_what_a_connection_may_declare_are_refused_by_name(
 ) -> None:
     node = Node()
     limit_peers(monkeypatch, type_bytes=1024)
-    async with (
-        running(node.app) as node.container,
-        raw_peer(node.container.address) as peer,
-    ):
+    async with running(node.app) as node.container, raw_peer(node.container.address) as peer:
         fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(30))
         declared = TypeDecl("Long", fingerprint_of("Long", fields), fields)
         await peer.send_frames(wire.Hello("raw", "1", "clicks", (declared,)))
