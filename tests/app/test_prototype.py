@@ -33,10 +33,7 @@ class Dog(Animal):
 
 Bare = pe_class("Bare", on_event=handler_of(Animal))
 Full = pe_class(
-    "Full",
-    on_event=handler_of(Animal),
-    on_trigger=handler_of(Animal),
-    on_time=lambda self: None,
+    "Full", on_event=handler_of(Animal), on_trigger=handler_of(Animal), on_time=lambda self: None
 )
 
 
@@ -136,11 +133,7 @@ def test_nothing_is_configured_after_the_start(method: str, arguments: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("cls", "is_async"),
-    [
-        (Full, False),
-        (type("A", (ProcessingElement,), {}), False),
-    ],
+    ("cls", "is_async"), [(Full, False), (type("A", (ProcessingElement,), {}), False)]
 )
 def test_plain_handlers_make_a_plain_pe(cls: type[ProcessingElement], is_async: bool) -> None:
     app = App("zoo")
@@ -406,10 +399,7 @@ def test_attributes_of_the_prototype_hold_for_all_instances() -> None:
     one, other = instances["a"], instances["b"]
     one.on_event(Dog("rex"))
     assert (one.count, other.count) == (11, 10)
-    assert (one.names, other.names) == (
-        ["from the prototype", "rex"],
-        ["from the prototype"],
-    )
+    assert (one.names, other.names) == (["from the prototype", "rex"], ["from the prototype"])
     assert one.limit is other.limit is pe.limit  # type: ignore[attr-defined]
     assert one.score(4) == 5  # a function that is set is no method
     assert Counting._state["names"] == []

@@ -54,13 +54,7 @@ class Attempt:
 
 
 def stage(
-    node: Node,
-    sink: str,
-    name: str,
-    first: int,
-    count: int,
-    width: int = 1,
-    stream: str = "clicks",
+    node: Node, sink: str, name: str, first: int, count: int, width: int = 1, stream: str = "clicks"
 ) -> Any:
     return Attempt(node, sink, name, stream).send(first, count, width).finish()
 
@@ -95,9 +89,7 @@ def numbers(node: Node, stream: str = "clicks") -> list[int]:
     return sorted(row.n for row in node.rows(stream))
 
 
-def test_nothing_is_visible_before_the_decision_and_only_what_it_names_after_it(
-    node: Node,
-) -> None:
+def test_nothing_is_visible_before_the_decision_and_only_what_it_names_after_it(node: Node) -> None:
     one = stage(node, "q", "0/0", 0, 300)
     stage(node, "q", "0/1", 0, 300)  # finished too, and not named
     two = stage(node, "q", "1/0", 300, 300)
@@ -172,9 +164,7 @@ def test_attempts_are_named_in_parts_and_from_the_first_on_if_the_node_was_start
 
 
 @pytest.mark.spark
-def test_a_commit_of_so_many_tasks_that_they_do_not_fit_a_frame_is_published(
-    node: Node,
-) -> None:
+def test_a_commit_of_so_many_tasks_that_they_do_not_fit_a_frame_is_published(node: Node) -> None:
     attempts = [stage(node, "q", "0/0", 0, 10)]
     attempts += [(f"q/0/{task}/0-{'x' * 100}", {0: 0, 1: 0}) for task in range(12_000)]
     commit(node, attempts)
@@ -224,8 +214,7 @@ def test_a_node_that_is_killed_at_any_step_publishes_the_batch_once(
         link = connect([node.address], PATIENCE)
         with pytest.raises(OSError, match=r"closed|reset|answer"):
             link.query(
-                "sink.publish",
-                {"sink": "q", "stream": "clicks", "batch": 0, "attempts": attempts},
+                "sink.publish", {"sink": "q", "stream": "clicks", "batch": 0, "attempts": attempts}
             )
         link.close()
         until(lambda: node.died, "the node dies")

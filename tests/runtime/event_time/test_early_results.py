@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from test_pe_timers import set_clock
 
+from apps.candles.app import Trade
 from s4node import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
@@ -16,12 +17,6 @@ from s4node.app.windows import WindowKind, count, hopping, session, tumbling
 from s4node.errors import GraphError
 from s4node.events.event import Event
 from s4node.testing.app_test import AppTest
-
-
-class Trade(Event):
-    symbol: str
-    price: float
-    at: float
 
 
 class Row(Event):

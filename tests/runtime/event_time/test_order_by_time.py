@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from apps.candles.app import Trade
 from s4node.app.app import App
 from s4node.app.processing_element import OfKey, ProcessingElement
 from s4node.app.stream import OutputStream
@@ -16,12 +17,6 @@ from s4node.events.event import Event, GenericEvent
 from s4node.metrics.table import samples
 from s4node.testing.any_order import rows_in_any_order
 from s4node.testing.app_test import AppTest
-
-
-class Trade(Event):
-    symbol: str
-    price: float
-    at: float
 
 
 class Quote(Event):
