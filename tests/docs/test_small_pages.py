@@ -1,4 +1,4 @@
-"""What small pages name is there: glossary, security, testing-apps, pes and tasks."""
+"""The names in small pages are there: glossary, security, testing-apps, pes and tasks."""
 
 from __future__ import annotations
 
