@@ -77,12 +77,11 @@ _LOOK_SECONDS = 0.005
 _PIECES_ROW = task_row(REDO, b"")
 _NUMBER = struct.Struct(">I")
 
-Row = tuple[bytes, bytes | None]
 R = TypeVar("R")
 _turn = threading.Lock()
 _cache = Cache(CACHE_BYTES)
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(list[Row]).decode
+_unpack = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 class Database:
@@ -338,8 +337,8 @@ class Database:
         size = 0
         for number, at in enumerate(starts):
             threads.pause(_PAUSE_SECONDS)
-            piece = zip(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS], strict=True)
-            size += self._write([_piece_row(number)], [_pack(list(piece))])
+            piece = [*rows[at : at + PIECE_ROWS], *values[at : at + PIECE_ROWS]]
+            size += self._write([_piece_row(number)], [_pack(piece)])
         passing("pieces.prepared")
         self._torn = True
         size += self._write([_PIECES_ROW], [_NUMBER.pack(len(starts))])
@@ -364,8 +363,8 @@ class Database:
             start, end = prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1)
             while piece := [each for each in self._chunk(start, end, 2) if each[0] != _PIECES_ROW]:
                 row, packed = piece[0]
-                pairs = _unpack(packed) if counts else []
-                self._write([*(r for r, _ in pairs), row], [*(value for _, value in pairs), None])
+                rows, values = _rows_of(packed) if counts else ([], [])
+                self._write([*rows, row], [*values, None])
             if counts:
                 self._write([_PIECES_ROW], [None])
         self._torn = False
@@ -476,6 +475,14 @@ def empty(folder: Path) -> None:
 
 def _piece_row(number: int) -> bytes:
     return task_row(REDO, _NUMBER.pack(number))
+
+
+def _rows_of(packed: bytes) -> tuple[list[Any], list[Any]]:
+    """The rows of a piece, and their values."""
+    found = _unpack(packed)
+    if isinstance(found[0], list):  # the pairs of an earlier release
+        return [row for row, _ in found], [value for _, value in found]
+    return found[: len(found) // 2], found[len(found) // 2 :]
 
 
 def _error_for(folder: Path, error: Exception) -> StateError | StoreCorrupt:

@@ -6,17 +6,19 @@ import errno
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from harness import filled
 
 from s4node.errors import StateError, StoreCorrupt
 from s4node.state.database import PIECE_ROWS, Database
-from s4node.state.rows import FIRST_TABLE, REDO, TASK_GROUP, prefix
+from s4node.state.rows import FIRST_TABLE, REDO, TASK_GROUP, prefix, task_row
 
 PIECES = 3
 
@@ -42,6 +44,19 @@ def test_a_commit_of_many_rows_is_whole_or_nothing_wherever_its_process_dies(
         database = Database(folder)
         assert lives(database) == {life}
         database.close()
+
+
+def test_the_pieces_of_an_earlier_release_become_rows(tmp_path: Path) -> None:
+    number = struct.Struct(">I").pack
+    old = msgspec.msgpack.encode([(b"one", b"1"), (b"two", None)])
+    database = Database(tmp_path / "task")
+    database.write([b"two"], [b"2"])
+    database.write([task_row(REDO, number(0)), task_row(REDO, b"")], [old, number(1)])
+    database.close()
+    database = Database(tmp_path / "task")
+    assert database.get_many([b"one", b"two"]) == [b"1", None]
+    assert database.chunk(prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1), 10) == []
+    database.close()
 
 
 FULL = f"""
