@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
 import pytest
 from shared_apps import Click, handling
 
 from s4node import App, GenericEvent, ProcessingElement, Stream
 from s4node.errors import ConfigError, ProcessingError
 from s4node.testing import AppTest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DURABLE = {"s4.stream.clicks.grade": "durable"}
 
@@ -142,29 +136,6 @@ def test_what_is_read_again_after_a_crash_is_chosen_as_the_settings_say(
 def test_an_unknown_setting_is_reported_when_the_test_is_made() -> None:
     with pytest.raises(ConfigError, match="unknown key"):
         AppTest(Counting, settings={"s4.nothing": "1"})
-
-
-@pytest.mark.parametrize(("settings", "most"), [({}, 4), (DURABLE, 12)], ids=["not saved", "saved"])
-def test_a_test_costs_milliseconds(settings: dict[str, str], most: int) -> None:
-    """In turns of a bare loop, which take 3 to 6 ms each, as machines are not equally fast."""
-
-    def turn() -> None:
-        sum(n * n for n in range(100_000))
-
-    def test_of_an_author() -> None:
-        with AppTest(Counting, settings=settings) as test:
-            test.send("clicks", Click("joe"))
-            assert test.state(Count, "joe").clicks == 1
-
-    pairs = [(seconds_of(test_of_an_author), seconds_of(turn)) for _ in range(15)]
-    tests, turns = zip(*pairs, strict=True)
-    assert min(tests) < most * min(turns)
-
-
-def seconds_of(run: Callable[[], None]) -> float:
-    began = time.process_time()
-    run()
-    return time.process_time() - began
 
 
 # -- set-up ---------------------------------------------------------------------------------------
