@@ -12,6 +12,8 @@ Rules
   bytes. So the order of a key's events does not depend on the order in which they have come.
 - An event that comes after its span was handed on is late. It is handed on at once, out of order,
   and counted.
+- An event is decoded when it comes and when it is restored, so that handing on a part with the
+  events of many keys does not fail: a handler may have put one that its type does not allow.
 - A task holds back at most ``most`` events. Beyond that the app stops, whatever ``onError`` says.
 """
 
@@ -22,12 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
+import msgspec
+
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream, StreamTime, Target
 from s4node.app.window_instances import NEVER, PE, Due, WindowInstances
 from s4node.app.windows import Span
-from s4node.errors import GraphError, HeldBackBeyond
+from s4node.errors import GraphError, HeldBackBeyond, NotRestorable
 from s4node.events.event_time import TimeRule
 from s4node.events.keys import identity
 from s4node.events.routing import KeyRule, is_generic
@@ -72,7 +76,7 @@ class InOrder(ProcessingElement):
 
     def on_window(self) -> None:
         put, names = self.out.put, self.names
-        for _, name, raw, *_ in self.held:
+        for _, name, raw in sorted(self.held):  # of a call that failed they are in no order
             put(names[name].decode(raw)[0])
 
 
@@ -82,7 +86,7 @@ class HeldBack(WindowInstances):
     Instances are made only when a commit begins, to be saved, and for what is handed on.
     """
 
-    __slots__ = ("_heap", "_high", "_low", "_news", "_seconds", "_spans")
+    __slots__ = ("_heap", "_high", "_low", "_news", "_passed", "_seconds", "_spans")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
@@ -90,11 +94,14 @@ class HeldBack(WindowInstances):
         self._heap: list[_Entry] = []
         self._news: list[_Entry] = []  # those of the heap that are in no instance yet, and others
         self._spans: dict[tuple[float, Any], Any] = {}  # the instances, by start and key
-        self._low = NEVER  # all before this was handed on
+        self._low = math.ulp(0.0)  # all before this was handed on; times are above 0
         self._high = NEVER  # the latest time that is known to be good
+        self._passed = NEVER  # the watermark up to which ``_low`` has followed it
 
     def hold(self, rule: TimeRule, key: Any, time: Any, event: Any) -> None:
         """Hold an event back, or hand it on at once if it is late."""
+        if self.watermark > self._passed:
+            self._follow()
         if not self._low <= time <= self._high:
             time = rule.check(time, self.wall())
             self._low = max(self._low, self._start_of(self.called_before))
@@ -108,12 +115,22 @@ class HeldBack(WindowInstances):
         if len(self._heap) >= cls.most:
             _refuse(self, cls)
         kind = cls.kinds[event.__class__]
-        entry = time, kind.name, kind.encode([event]), key
+        raw = kind.encode([event])
+        kind.decode(raw)
+        entry = time, kind.name, raw, key
         heappush(self._heap, entry)
         if self.saver is not None:
             self._news.append(entry)
             if len(self._news) > _GATHERED:
                 self.gather()
+
+    def _follow(self) -> None:
+        """Events before the watermark are late, also if none of them is held back."""
+        until = self._start_of(self.watermark)
+        if math.isfinite(until):  # it is infinite at the end of the inputs
+            self._passed = self.watermark
+            if not self._heap or self._heap[0][0] >= until:
+                self._low = max(self._low, until)
 
     def _start_of(self, time: float) -> float:
         return time // self._seconds * self._seconds if math.isfinite(time) else time
@@ -145,7 +162,7 @@ class HeldBack(WindowInstances):
                 if (one := pop((time // seconds * seconds, key), None)) is not None:
                     self._forget(one)
         handed_on = self._made(None, (self._start_of(part[0][0]), end))
-        handed_on.held = part
+        handed_on.held = [entry[:3] for entry in part]
         return handed_on
 
     def _made(self, key: Any, span: Span) -> PE:
@@ -176,11 +193,19 @@ class HeldBack(WindowInstances):
 
     def restore(self, instance: PE) -> None:
         self._spans[instance._span[0], instance.key] = instance
+        names = self.prototype.cls.names  # type: ignore[attr-defined]
         for time, name, raw in instance.held:
+            try:
+                names[name].decode(raw)
+            except (KeyError, msgspec.MsgspecError, ValueError) as error:
+                fact = f"an event that is held back is no {name} now: {error}"
+                fix = "deploy the version that put it, until nothing is held back"
+                raise NotRestorable(self.prototype.name, instance.key, fact, fix) from None
             heappush(self._heap, (time, name, raw, instance.key))
 
     def all(self) -> Iterator[PE]:
-        if not self._spans:  # no entry was gathered
+        if self.saver is None:  # then none are gathered meanwhile
+            self._spans.clear()
             self._news = [*self._heap]
         self.gather()
         return iter([*self._spans.values()])

@@ -224,7 +224,11 @@ class WindowInstances(Instances):
         if self.saver is not None:
             self.saver.touch_new(instance)
         if self.prototype.on_create is not None:
-            self.prototype.on_create(instance)
+            try:
+                self.prototype.on_create(instance)
+            except BaseException:  # it may refuse the event, and there is no window then
+                self._forget(instance)
+                raise
         return instance
 
     def touch(self, instance: PE) -> None:

@@ -1,4 +1,4 @@
-"""Everything that goes over sockets, in the order of its five rooms.
+"""Everything that goes over sockets, in the order of its rooms.
 
 ``wire`` is the format of frames. ``transport`` is one connection. ``egress`` sends: it numbers
 events, keeps them and sends them again. ``ingress`` receives: it admits, and acknowledges.

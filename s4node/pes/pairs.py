@@ -110,7 +110,7 @@ class Pairs(ProcessingElement, metaclass=PairsType):
 
     def _right(self, event: Any) -> None:
         self._rights.append(event)
-        if not self._lefts:  # else it waits with them
+        if len(self._rights) == 1:  # else it is dropped with those before it
             self._wait()
         for number, left in enumerate(self._lefts):
             if self._is_near(left, event):
@@ -125,13 +125,15 @@ class Pairs(ProcessingElement, metaclass=PairsType):
         return float(self._time_of(event) + further + _MICROSECOND)
 
     def _wait(self) -> None:
-        """Have the next look once nothing can pair any more with the first left event.
-
-        Or with the first right one if there is no left one.
-        """
+        """Have the next look once nothing can pair any more with the first left event, or with any
+        right one of now, if that is earlier: so right ones go a few at a time."""
         before, after = self._within
-        events, further = (self._lefts, after) if self._lefts else (self._rights, before)
-        self.at(self._last_for(min(events, key=self._time_of), further))
+        ends = []
+        if self._lefts:
+            ends.append(self._last_for(min(self._lefts, key=self._time_of), after))
+        if self._rights:
+            ends.append(self._last_for(max(self._rights, key=self._time_of), before))
+        self.at(min(ends))
 
     def on_timer(self, _name: str) -> None:
         """Drop the events with which nothing can pair any more."""

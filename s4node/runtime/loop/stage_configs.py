@@ -91,10 +91,13 @@ class StageConfigs:
         found = self._app.streams[stream]
         key = settings.STREAM_PARALLELISM
         wanted = self._value(key, STREAM, stream) or found.parallelism
-        if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):
+        in_order = any(stream in each.in_order_of for each in self._app.streams.values())
+        single = in_order or found.key is None or any(pe.singleton for pe in found.targets)
+        if wanted > 1 and single:
             if found.parallelism > 1 or self._named(key, STREAM, stream):
                 log.warning(
-                    "parallelism needs a key and no singleton; handled one by one", stream=stream
+                    "parallelism needs a key, no singleton and no order='time'; handled one by one",
+                    stream=stream,
                 )
             return 1
         return wanted

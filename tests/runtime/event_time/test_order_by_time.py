@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 from apps.candles.app import Trade
 from s4node.app.app import App
 from s4node.app.processing_element import OfKey, ProcessingElement
-from s4node.app.stream import OutputStream
+from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import WindowKind, day, hopping, session, tumbling
-from s4node.errors import ConfigError, GraphError, ProcessingError, StateError
+from s4node.errors import (
+    ConfigError,
+    GraphError,
+    ProcessingError,
+    StateError,
+)
 from s4node.events.event import Event, GenericEvent
 from s4node.metrics.table import samples
 from s4node.testing.any_order import rows_in_any_order
@@ -183,6 +189,67 @@ def test_what_is_handed_on_in_parts_is_saved_until_it_leaves_and_no_part_ends_wi
             saved.append(sorted(each[0] for span in held.all() for each in span.held))
         assert parts == [sorted([*first, 101.1]), [103]]
         assert saved == [[103, 104], [104]]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, -math.inf, math.nan])
+def test_an_event_without_a_good_time_is_refused_also_after_a_good_one(bad: float) -> None:
+    with AppTest(Ordered) as test:
+        test.send("trades", *a(104))
+        test.send("trades", *a(bad))
+        test.send("trades", *a(115))
+        assert times(test) == [104]
+        assert len(test.refused) == 1
+
+
+def test_an_event_of_a_wrong_type_fails_alone_and_no_event_of_another_key_is_lost() -> None:
+    class Spoils(ProcessingElement):
+        trades: Stream
+
+        def on_event(self, trade: Trade) -> None:
+            price: Any = None if trade.price == 666 else trade.price
+            self.trades.put(Trade(trade.symbol, price, trade.at))
+
+    class Spoiled(App):
+        def on_init(self) -> None:
+            sees, spoils = self.create_pe(Sees), self.create_pe(Spoils)
+            sees.seen = self.create_output_stream("seen", types=Seen)
+            self.create_output_stream("dead", types=GenericEvent)
+            spoils.trades = self.create_stream(
+                "inner", sees, key="symbol", types=Trade, time="at", lateness=5, order="time"
+            )
+            self.create_input_stream("trades", spoils, key="symbol", types=Trade)
+
+    settings = {
+        "s4.stream.trades.grade": "durable",
+        "s4.stream.trades.onError": "dead-letter",
+        "task.dead.letter.stream": "dead",
+    }
+    with AppTest(Spoiled, settings=settings) as test:
+        test.send("trades", *a(101), Trade("b", 666.0, 101.1), Trade("c", 3.0, 101.1))
+        test.send("trades", *a(115))
+        test.advance(seconds=5)
+        assert times(test) == [101, 101.1]
+        [letter] = test.output("dead")
+        assert "price" in letter.reason
+
+
+def test_an_event_before_the_watermark_is_late_although_nothing_was_held_back_before_it() -> None:
+    with AppTest(Ordered) as test:
+        test.send("trades", *a(104))
+        test.advance_watermark("trades", 108)
+        test.send("trades", *a(101), *a(110))
+        assert times(test) == [101, 104]
+        assert test.late("trades-in-order") == 1
+
+
+def test_handlers_of_a_stream_in_order_are_called_one_by_one_whatever_the_settings_say() -> None:
+    with AppTest(Ordered, settings={"s4.stream.parallelism": "4"}) as test:
+        [task] = test._runtime.tasks
+        held: Any = task.instances["trades-in-order"]
+        test.send("trades", *(Trade(str(n), 1.0, 101 + n % 3) for n in range(3000)))
+        test.send("trades", *a(115))
+        assert len(test.output("seen")) == 3000
+        assert len(held) == 1
 
 
 def test_the_metrics_show_what_is_held_back() -> None:

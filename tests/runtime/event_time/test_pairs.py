@@ -43,8 +43,10 @@ class Paid(Pairs, left=Order, right=Payment, within=(2, 10)):
 
 
 class Shop(App):
+    pairs: type[Paid] = Paid
+
     def on_init(self) -> None:
-        paid = self.create_pe(Paid)
+        paid = self.create_pe(self.pairs)
         paid.rows = self.create_output_stream("rows", types=Row)
         for name, kind in (("orders", Order), ("payments", Payment)):
             self.create_input_stream(
@@ -70,6 +72,24 @@ def test_events_within_the_bounds_pair_and_a_left_one_without_a_pair_is_alone() 
         assert rows(test) == [(2, 3)]
         test.advance(seconds=2)
         assert test.keys(Paid) == []
+
+
+class PaidLate(Paid, left=Order, right=Payment, within=(2, 10_000)):
+    """A left event waits for long, and a right one does not."""
+
+
+class LateShop(Shop):
+    pairs = PaidLate
+
+
+def test_right_events_go_although_a_left_one_waits_for_long() -> None:
+    with AppTest(LateShop) as test:
+        test.send("orders", Order(1, "a", 100))
+        for n in range(100):
+            test.send("payments", Payment(n, "a", 101 + n))
+            test.advance_watermark("orders", 101 + n)
+        test.advance(seconds=1)
+        assert len(test.state(PaidLate, "a")._rights) < 10
 
 
 class Soon(Paid, left=Order, right=Payment, within=(0, 0.1)):

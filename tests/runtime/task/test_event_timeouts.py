@@ -68,6 +68,7 @@ async def test_a_handler_of_a_parallel_stream_that_takes_too_long_leaves_nothing
 
     clicks = fill(system, 100, lambda n: n in (7, 8, 60))
     counts = counts_app(counting(Click, wait_forever if awaits else wait_in_thread), 2)
+    settings["task.callback.timeout.ms"] = "600"  # a good one needs a thread, which may take long
     async with running(counts, settings, partitions=2) as container:
         await processed(container, system)
         more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory
