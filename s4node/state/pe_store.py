@@ -148,7 +148,8 @@ class SavedInstances:
         return bool(self._new) or any(self._touched.values())
 
     def begin_commit(self) -> None:
-        assert not (self._unsaved or self._arriving), "a commit is under way"
+        assert not self._unsaved, "a commit is under way"
+        assert not self._arriving, "a commit is under way"
         touched = self._touched
         for group in [*touched]:
             listed = touched.pop(group)
