@@ -8,8 +8,8 @@ Rules, highest first
 2. A due commit, window or timer, in this order, stops new events, waits for the events in flight,
    and runs once, however often it was due. If events may have been overtaken by later ones that
    are done, a commit lets the overtaken ones begin first.
-3. A commit runs alone too. With ``async_commit``, events may be in flight and begin beside it. If a
-   further commit is due meanwhile, no event begins until the first one has ended.
+3. A commit is taken in one call, while no event is in flight; with ``async_commit`` some may be. It
+   is written beside the task, whose events go on (:mod:`s4node.runtime.commit.committer`).
 4. At most ``max_concurrency`` events are in flight. Waiting events may be held: by a full stage
    that their stream leads to, or by its rate.
 5. A task whose inputs have all ended, with nothing left, is notified once.
@@ -98,7 +98,6 @@ class Gate:
     commit_due: bool = False
     window_due: bool = False
     timer_due: bool = False
-    committing: bool = False
     running: Op | None = None  # a window, a timer or the end of stream
     uncommitted: bool = False  # work was done since the last commit
 
@@ -145,20 +144,16 @@ class Gate:
         if self.running is not None:
             return NOTHING
         if closing:
-            may = waiting and (self.async_commit or not self.committing)
-            return PROCESS if may and self.in_flight < self.max_concurrency else NOTHING
+            return PROCESS if waiting and self.in_flight < self.max_concurrency else NOTHING
         if self.commit_due:
-            free = not self.committing and (self.async_commit or not self.in_flight)
-            return COMMIT if free else NOTHING
-        if self.committing and not self.async_commit:
-            return NOTHING
+            return COMMIT if self.async_commit or not self.in_flight else NOTHING
         if self.window_due or self.timer_due:
-            if self.in_flight or self.committing:
+            if self.in_flight:
                 return NOTHING
             return WINDOW if self.window_due else TIMER
         if waiting:
             return PROCESS if self.in_flight < self.max_concurrency else NOTHING
-        if self.in_flight or self.committing or held:
+        if self.in_flight or held:
             return NOTHING
         inputs = self.inputs
         if inputs is ENDED:
@@ -172,12 +167,11 @@ class Gate:
             self.in_flight += 1
             assert self.in_flight <= self.max_concurrency
             assert self.running is None
-            assert self.async_commit or not self.committing
             return
         if op is COMMIT:
-            assert not self.committing
+            assert self.running is None
+            assert self.async_commit or not self.in_flight
             self.commit_due = self.uncommitted = False
-            self.committing = True
         else:
             assert self.running is None
             self.running = op
@@ -191,7 +185,6 @@ class Gate:
 
     def end_step(self, op: Op) -> None:
         if op is COMMIT:
-            self.committing = False
             return
         self.uncommitted = True
         if op is PROCESS:
@@ -209,8 +202,6 @@ class Gate:
         assert 0 <= self.in_flight <= self.max_concurrency
         if self.running is not None:
             assert not self.in_flight
-            assert not self.committing
-        assert self.async_commit or not (self.committing and self.in_flight)
 
 
 class Pace:

@@ -211,7 +211,7 @@ class Task:
     def at_rest(self) -> bool:
         """True if nothing waits and nothing is in flight."""
         gate = self.gate
-        busy = gate.in_flight or gate.running or gate.commit_due or gate.committing
+        busy = gate.in_flight or gate.running or gate.commit_due
         return not busy and not self.choose() and not self.backlog.has_waiting
 
     def drain(self) -> None:
@@ -360,7 +360,6 @@ class Task:
         elif op is COMMIT:
             if result:
                 isolation.commit_taken()
-            gate.end_step(op)
             if self.in_flight is not None:
                 actions = self.in_flight.commit_ended()
         else:
@@ -462,8 +461,7 @@ class Task:
     @property
     def has_retired(self) -> bool:
         gate, failures = self.gate, self.failures
-        busy = gate.in_flight or gate.running or gate.committing or self._slicing
-        busy = busy or self._looked_ahead
+        busy = gate.in_flight or gate.running or self._slicing or self._looked_ahead
         return gate.phase is Phase.RETIRING and not (busy or failures.dead_letters_wait)
 
     def leave_none_behind(self) -> Actions:
