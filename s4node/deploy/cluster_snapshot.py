@@ -6,8 +6,8 @@ Rules
 - An event that one container passes on to the owner of its partition is decoded in both. The stages
   count it where it came in from outside, and the inputs at the owner.
 - A rate is the difference of two snapshots; a container that started between them counts from 0.
-- The bottleneck is the fullest blocking stage furthest downstream: a full stage fills those before
-  it, so all of them wait for the last full one.
+- The bottleneck is the full stage furthest downstream, one that blocks before one that sheds: a
+  full stage fills those before it, so all of them wait for the last full one.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ Rules
 - Python's hash of a tuple of numbers is known to everybody, so a peer can choose keys that all have
   the same one. A dict would then look through all of them for each, so it takes only a few. Hashes
   of texts and bytes are random, and of two such keys nobody can say that they share one. Such keys
-  are counted by a few bits of their hash, in a table of a fixed size. Only if one count is far
-  above the others are the keys looked at, and seldom.
+  are counted by a few bits of their hash, in a table of a fixed size. The keys are compared only if
+  one count is far above the others.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Rules
 - ``metrics``: the counts of this node and its containers. ``status``: the whole cluster, with rates
   if it was seen before. ``why``: what holds its apps up, over some seconds.
 - An answer is made at most once a second, however many ask, and while it is made all wait for it.
-- Containers are not asked: each reports to its node once a second anyway. A process of one app is
-  asked at its own address; while it does not answer, that is shown.
+- Containers are not asked: each reports to its node more than once a second. A process of one app
+  is asked at its own address; while it does not answer, that is shown.
 - A node that was seen and is gone is shown as such for ten minutes.
 """
 

@@ -3,8 +3,9 @@
 Rules
 - Two snapshots, some seconds apart, are compared. A rule gives a reason with its figure, and what
   to do. Rules are asked in the order of ``RULES``: what stops an app comes before what slows it.
-- A PE, a key or a commit holds an app up only if the app has no time left: one of its tasks works
-  for most of the time, or one of its stages is full. Otherwise they are just its work.
+- A PE, a key or a busy machine holds an app up only if one of its containers works for most of the
+  time, or one of its stages is full. Otherwise they are just its work. Commits hold it up if they
+  take most of a task's time.
 - At most three reasons are given for an app. Without any, nothing holds it up: no events wait.
 """
 

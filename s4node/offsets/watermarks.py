@@ -4,7 +4,8 @@ Theory of operation
 
 A window from 10:00 to 10:05 may be counted when no more of its events come. Nobody knows that for
 certain, so the task derives a *watermark*: the time up to which all events are assumed to have
-come. An event before the watermark is late.
+come. An event before the watermark still counts if its window has not ended. After that, and after
+the grace of the window, it is late.
 
 A stream has several *sources*: producers, partitions of an input, other tasks. Each source sends
 its own events about in order, but one may be minutes behind another. So the watermark follows the
@@ -27,18 +28,18 @@ is not waited for. The hard part is to call a source idle only if it had the cha
 Rules
 - A source is at the latest time of its events, or at the time that it has reported. Its watermark
   is that less the lateness of the stream.
-- A source is ACTIVE, IDLE or FINISHED. The watermark of the stream is the lowest of the active
-  sources. Idle and finished ones are left out. They do not count as infinity: a stream without an
-  active source would end all windows that will ever be.
+- A source is active or idle; one that has finished is removed. The watermark of the stream is the
+  lowest of the active sources. The others do not count as infinity: a stream without an active
+  source would end all windows that will ever be.
 - It is derived when the lowest source has moved, or who is active has changed; no other news can
   change it. So it costs nothing that the other sources move, as they do with each event.
 - The watermark never decreases, because windows that have ended stay so. A source that joins or
   returns begins at the current watermark; what it sends from before that is late.
 - A source becomes idle after ``idle`` seconds without news in which it could have sent. Time in
   which it waits for credit, or its events wait here, does not count.
-- If all sources are idle, the watermark goes to the latest time of all, so that the last windows
-  end. It does not pass the clock: one producer whose clock is a day ahead would make the events of
-  all others late for a day.
+- If all sources are idle, the watermark goes to the latest time of all, less the lateness. So all
+  windows end but those of the latest events. It does not pass the clock: one producer whose clock
+  is a day ahead would make the events of all others late for a day.
 - While fewer sources are known than there must be, there is no watermark. After a start the first
   of two partitions would otherwise end the windows of the second.
 - A stream is silent if all its sources are idle, or if it has had none for ``idle`` seconds.

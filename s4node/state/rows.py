@@ -133,7 +133,7 @@ class Changes:
 
     def begin_commit(self) -> None:
         """Begin a commit of all changes until now; they stay readable until ``written``."""
-        assert not self.leaving, "a commit is under way"
+        assert not self.leaving, "the last commit has not ended"
         self.leaving = True
         self._dirty, self._leaving = {}, self._dirty
         self.bytes = self.later = 0

@@ -7,8 +7,7 @@ to, and ``Effects`` what is to be carried out after a turn. A ``roster`` remembe
 a lane; ``commit_rows`` is that of commits.
 
 It may touch ``net.transport``, ``net.wire``, ``stages``, ``offsets``, ``events``, ``config``,
-``logger`` and ``errors``. Only ``listener`` uses sockets, clocks and trio; all other modules are
-pure.
+``logger`` and ``errors``. Only ``listener`` and ``connection`` use sockets, clocks and trio.
 
 Begin with ``listener`` to see how bytes come in; begin with ``admission`` for the rules.
 """

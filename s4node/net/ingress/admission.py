@@ -321,8 +321,8 @@ class StreamAdmission:
     def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
         """The number of events to take, and the stage that refuses the rest.
 
-        Waiting frames count in both stages. If the stream's stage drops, the deserializer never
-        makes producers wait: events that it has no room for, the stage has no room for either.
+        Waiting frames count in both stages. If the stream's stage drops, a full deserializer drops,
+        too, in place of making producers wait, and the drop counts as the stage's.
         """
         stage = self.stages[lane.partition]
         gauge: Gauge = stage.deserializer

@@ -37,7 +37,8 @@ On a durable stream a refusal is reported once a commit has settled it. Until th
 back: the event comes again, perhaps with another number after a repartition, and may be processed.
 
 Rules
-- ``safe`` never passes a hole. Credit reaches ahead of it, or of ``expected`` if the stage drops.
+- ``safe`` never passes a hole. Credit reaches ahead of ``safe``, or of ``expected`` if the stage
+  drops.
 - No ``upto`` passes a refusal that was not reported. Those that may not have arrived are repeated
   after a reconnect. None is reported that a rollback may undo.
 - A verdict that could not be sent takes its credit back; the next one repeats all of it.

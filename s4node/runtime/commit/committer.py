@@ -1,8 +1,9 @@
 """The committer: begins the commits of all tasks, and repeats those that fail.
 
 Rules
-- A commit begins in the loop, while nothing of its task runs. ``task_commit`` takes what it saves,
-  and ``state.task_state`` says what it promises, and writes it.
+- A commit begins in the loop, while nothing of its task runs (with ``task.async.commit`` events may
+  be in flight: they come again after a crash). ``task_commit`` takes what it saves, and
+  ``state.task_state`` says what it promises, and writes it.
 - A task has one commit running at a time. Requests made meanwhile become one commit after it.
 - If a task saves only its progress, a request takes the progress at once. So the commit covers
   exactly the event that requested it, if no other request follows before the commit begins.

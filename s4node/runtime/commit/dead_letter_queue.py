@@ -1,8 +1,8 @@
-"""The dead letter queue: stores events of inputs that cannot be processed.
+"""The dead letter queue: stores events that cannot be read, and those that tasks skip.
 
 Rules
-- An event that does not decode, or whose key is not found, stops the container, or is dropped and
-  counted, or is stored in the dead letter stream, as the settings say.
+- An event of a replayable input that does not decode, or whose key is not found, stops the
+  container, or is dropped and counted, or is stored in the dead letter stream, as the settings say.
 - The offset of such an event counts as processed once the event is dropped, or stored in the dead
   letter stream; until then the progress of the input waits there.
 - The first such event of a stream is logged; all are counted.

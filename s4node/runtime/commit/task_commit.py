@@ -1,7 +1,7 @@
 """The commits of one task: state and progress of one moment, written and acknowledged.
 
 Rules
-- A task's state and the offsets of its inputs are in one database, and one batch writes both. A
+- A task's state and the offsets of its inputs are in one database, and one write has both. A
   commit begins in the loop, while nothing of its task runs, and takes both as they are then. The
   rest runs beside the task: encoding changed PEs and outgoing events, in slices, then writing, in a
   thread.

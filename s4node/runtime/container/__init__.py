@@ -6,7 +6,7 @@ right part. ``durable_parts`` has the parts for tasks that keep state, and ``fas
 them if there is none.
 
 It may touch every room below it, and the world: sockets, files, clocks and trio. No room of
-``runtime`` imports it. ``announcement``, ``hooks`` and ``metrics`` are pure.
+``runtime`` imports it. ``announcement`` and ``hooks`` are pure.
 
 Begin with ``container``: its rules give the order of a start and a stop.
 """

@@ -1,4 +1,4 @@
-"""The configuration of an app's stages: the settings of each, and whether it can obey them. Pure.
+"""The configuration of an app's stages: the settings of each, and whether it can obey them.
 
 Rules
 - A setting for one stream wins over the stage's setting, and both win over ``set_parallelism``.
