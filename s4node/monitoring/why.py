@@ -277,12 +277,17 @@ def _watermark(look: Look) -> Found:
         return
     earlier = {row.stream: row for row in look.before.watermarks}
     parts = {row.partition: row for row in look.now.partitions}
+    live = [(row.at, row.stream) for row in look.now.watermarks if look.comes(row.stream)]
+    latest, other = max(live, default=(0.0, ""))
     found: list[tuple[bool, tuple[str, str]]] = []
     for row in look.now.watermarks:
         was = earlier.get(row.stream)
         if was is None or was.at != row.at or not row.holding:
             continue
-        if look.comes(row.stream) and (row.behind >= _SILENT_SECONDS or not row.at):
+        behind, of = row.behind, "its latest event"
+        if not look.comes(row.stream):  # windows over several streams wait for this one
+            behind, of = latest - (row.at or latest), f"that of stream {other!r}"
+        if behind >= _SILENT_SECONDS or (not row.at and look.comes(row.stream)):
             who = row.holding
             do = "have that source send, report its watermark or end; or give the stream idle="
             task = _TASK.search(who)
@@ -298,8 +303,8 @@ def _watermark(look: Look) -> Found:
                 who += f"; key {part.hot!r} has {part.part:.0%}" if part.part >= _SHARE else ""
                 do = "make its PEs quicker, or split its hottest key; s4 status has both"
             text = (
-                f"the watermark of stream {row.stream!r} stands {row.behind:.0f} s behind its "
-                f"latest event: it waits for {who}"
+                f"the watermark of stream {row.stream!r} stands {behind:.0f} s behind {of}: it "
+                f"waits for {who}"
             )
             found.append((own, (text, do)))
     # a task of the app may only wait for what is another of these reasons

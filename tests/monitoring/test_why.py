@@ -74,6 +74,15 @@ def marks(at: float, admitted: int, by: str = "program 'joe'") -> dict[str, Any]
     }
 
 
+def two_streams(silent: float, live: float, admitted: int) -> dict[str, Any]:
+    views = WatermarkRow("shop", "views", silent, "program 'joe'")
+    clicks = WatermarkRow("shop", "clicks", live, "program 'ann'")
+    return marks(live, admitted) | {
+        "watermarks": [views, clicks],
+        "stages": [stage(0, admitted), stage(0, 5, of="views")],
+    }
+
+
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "not-running",
@@ -261,6 +270,14 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (
             "the watermark of stream 'clicks' stands 9 s behind its latest event: it waits for "
             "partition 2 of app 'shop'"
+        ),
+    ),
+    (  # a window counts the events of two streams, and one of them is silent
+        two_streams(60.0, 80.0, 10),
+        two_streams(60.0, 82.0, 20),
+        (
+            "the watermark of stream 'views' stands 22 s behind that of stream 'clicks': it waits "
+            "for program 'joe'"
         ),
     ),
     (
