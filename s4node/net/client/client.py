@@ -119,9 +119,9 @@ class Client:
                 why = "the block was left while it waited for verdicts"
                 warn_of(await self._last_flush())
                 why = ""
-                self._emitter.finish()
                 with trio.move_on_after(1):
-                    await self._emitter.wait_quiet()
+                    await self._emitter.finish()
+                    await self._emitter.wait_taken()
         finally:
             known = cancelled or isinstance(value, S4Error)  # by the program, or named by the error
             for stream in self._streams.values() if why and not known else ():

@@ -82,9 +82,7 @@ class Emitter:
     @property
     def awake(self) -> bool:
         """True if the only link will send new events soon anyway."""
-        if self._sole is not None:
-            return self._sole.awake
-        return False
+        return self._sole is not None and self._sole.awake
 
     @property
     def connected(self) -> bool:
@@ -137,10 +135,12 @@ class Emitter:
         for link in self.links.values():
             link.hurry()
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """Announce to the nodes that no more events will come on any stream."""
         for link in self.links.values():
             link.finish()
+        for link in list(self.links.values()):
+            await link.wait_quiet()
 
     def ignore_drain(self) -> None:
         self._ignores_drain = True
@@ -148,9 +148,11 @@ class Emitter:
             link.ignores_drain = True
             link.wake()
 
-    async def wait_quiet(self) -> None:
-        for link in list(self.links.values()):
-            await link.wait_quiet()
+    async def wait_taken(self) -> None:
+        """Wait until the nodes have taken what was sent, so that closing loses none of it."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links.values():
+                nursery.start_soon(link.wait_taken)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -241,11 +243,5 @@ class Emitter:
         link = self.links.get(route.address)
         away = link is not None and not link.connected
         nodes = route.routes.nodes
-        known = route.address in nodes or route.alias in nodes
-        return (
-            away
-            and not route.lanes
-            and bool(nodes)
-            and not known
-            and (route.address not in self._seeds)
-        )
+        known = not {route.address, route.alias}.isdisjoint(nodes) or route.address in self._seeds
+        return away and not route.lanes and bool(nodes) and not known

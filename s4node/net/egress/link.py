@@ -11,6 +11,8 @@ Rules
   nowhere.
 - A draining node gets no further events on this connection, unless it ``ignores_drain``: nodes
   that stop together have to process what they still send to each other.
+- What a socket has accepted is lost if it is closed before it has left. So a program that leaves
+  asks a question after its last frames, and closes when the answer has come.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ log = get_logger("s4node.net")
 _ENVELOPE_BYTES = 131_072
 _PATIENCE_SECONDS = 5.0
 _SECOND_MS = 1000
+_ARE_YOU_THERE = wire.encode_frame(wire.Query(1, "are you there"))
 
 
 class Carrying(Protocol):
@@ -78,7 +81,7 @@ class Link:
         self._work = trio.lowlevel.ParkingLot()
         self._sent = trio.lowlevel.ParkingLot()
         self.awake = False
-        self._hurry = False
+        self._hurry = self._asks = False
         self._coalescer = Linger(max(1, queue_size // 2))
 
     @property
@@ -157,14 +160,22 @@ class Link:
         self.wake()
 
     async def wait_quiet(self) -> None:
-        while not self.quiet and self.connected:
+        """Wait until every frame that may leave has been given to the socket."""
+        while self.connected and (
+            self._unsent is not None
+            or self._control
+            or any(route.sendable.events for route in self.routes)
+        ):
             await self._sent.park()
 
-    @property
-    def quiet(self) -> bool:
-        """True if every frame that may leave has been given to the socket."""
-        busy = self._unsent is not None or self._control
-        return not busy and not any(route.sendable.events for route in self.routes)
+    async def wait_taken(self) -> None:
+        """Wait until the node has taken every frame that has left."""
+        self._asks = self.connected and not self.held
+        if self._asks:
+            self._control.append(_ARE_YOU_THERE)
+            self.wake()
+        while self._asks:
+            await self._sent.park()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled; events without a verdict stay in the outboxes."""
@@ -185,6 +196,7 @@ class Link:
             self._take(self._socket.receive_nowait())
         self._control.clear()
         self._unsent = None  # the routes resend it
+        self._asks = False
         for route in self.routes:
             route.disconnected()
         if connected:
@@ -193,15 +205,13 @@ class Link:
                 route.hello_frame() for route in self.routes if not route.outbox.error
             ]
             self.wake()
+            self._emitter.take_news()
         else:
             self._away_since = clocks.steady()
             if self.answers.disconnected():
                 log.info("connection lost; dialling again", address=self.address)
-        self._sent.unpark_all()
-        if connected:
-            self._emitter.take_news()
-        else:
             self._emitter.take_loss(self)
+        self._sent.unpark_all()
 
     async def _warn(self) -> None:
         """Log once if the peer does not answer at the start."""
@@ -243,8 +253,11 @@ class Link:
                     address=self.address,
                     reason=self.draining,
                 )
-        elif isinstance(header, wire.Answer):  # a notice: this side asks nothing
+        elif isinstance(header, wire.Answer) and header.id == wire.NOTICE:
             log.warning("the node reads more slowly", address=self.address, reason=header.error)
+        elif isinstance(header, wire.Answer):
+            self._asks = False
+            self._sent.unpark_all()
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)

@@ -409,13 +409,11 @@ class Outputs:
             if self._loop.ended.is_set():
                 self.handle_news()
         for emitter in self._emitters.values():
-            emitter.finish()
-            await emitter.wait_quiet()
+            await emitter.finish()
 
     async def finish(self) -> None:
         """Announce to the other members that no more events will come."""
-        self.emitter.finish()
-        await self.emitter.wait_quiet()
+        await self.emitter.finish()
 
     # -- statistics --------------------------------------------------------------------------
 

@@ -51,8 +51,39 @@ async def test_a_node_that_has_yet_to_answer_is_told_of_the_end_of_a_stream_too(
             assert [type(each) for each in headers] == [wire.Hello]
             stream.end()
         headers = _headers(await peer.arecv())
-        assert headers == [wire.EndOfStream("clicks", "mine")]
+        assert headers[:1] == [wire.EndOfStream("clicks", "mine")]
         peer.close()
+
+
+async def test_a_client_closes_its_connection_after_the_node_has_taken_the_end_of_its_streams() -> (
+    None
+):
+    last: list[str] = []
+    with pynng.Pair0(listen="tcp://127.0.0.1:0") as peer, trio.fail_after(60):
+        port = int.from_bytes(
+            peer.listeners[0].local_address.port.to_bytes(2, sys.byteorder), "big"
+        )
+
+        async def answers() -> None:
+            await peer.arecv()
+            peer.send(hello())
+            asked: list[wire.Header] = []
+            while not (asked and isinstance(asked[-1], wire.Query)):
+                asked += _headers(await peer.arecv())
+            *_, end, question = asked
+            assert end == wire.EndOfStream("clicks", client.producer)
+            assert isinstance(question, wire.Query)
+            last.append("taken")
+            answer = wire.Answer(question.id, {}, "the question is unknown")
+            peer.send(wire.envelope([wire.encode_frame(answer)]))
+
+        async with trio.open_nursery() as nursery:
+            client = Client(f"tcp://127.0.0.1:{port}")
+            async with client:
+                nursery.start_soon(answers)
+                await client.stream("clicks", types=Click)
+            last.append("left")
+    assert last == ["taken", "left"]
 
 
 async def test_a_report_that_comes_right_before_the_end_does_not_open_lanes_again() -> None:
