@@ -61,6 +61,8 @@ RIDDLES = re.compile(
     re.IGNORECASE,
 )
 RIDDLES_LEFT = 0
+# Calls of sleep in test functions, and in the handlers and peers within them, which may be slow.
+SLEEPS_LEFT = 44
 # Words of a first draft, and how often each is left, also as a part of a name. Write acknowledge,
 # report, log, announce or print for the first row; in the others variables follow their classes.
 FORMER_WORDS = {
@@ -574,3 +576,19 @@ def test_apps_use_only_what_s4node_offers(path: Path) -> None:
 def test_no_two_files_of_tests_have_one_name_for_pytest_imports_them_by_it() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_sleeps_in_test_functions_become_fewer() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "sleep(" in (text := path.read_text(encoding="utf-8"))
+        for test in ast.walk(ast.parse(text))
+        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef)
+        and test.name.startswith("test_")
+        for call in ast.walk(test)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("trio.sleep", "time.sleep")
+    ]
+    assert len(found) == SLEEPS_LEFT, "wait for what shall happen, or lower the count: " + " ".join(
+        found
+    )

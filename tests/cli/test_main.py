@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,7 +36,6 @@ from s4node.deploy import load_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -182,18 +182,26 @@ async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
 
 async def test_a_further_sigterm_lets_what_drains_come_to_its_end(folder: Path) -> None:
     """Some tools send it to the process and to its group."""
-    (folder / "slow.py").write_text(STUCK.format(kind="async def", wait="await trio.sleep(0.5)"))
+    wait = "while not __import__('os').path.exists('end'): await trio.sleep(0.01)"
+    (folder / "slow.py").write_text(STUCK.format(kind="async def", wait=wait))
     async with node_process("slow.py", cwd=folder) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send(Click("ann", 1))
         await until(lambda: node.stdout == ["began"])
         for _ in range(3):
             node.signal(signal.SIGTERM)
-            await trio.sleep(0.1)
+            await until(lambda: not has_waiting_signals(node.pid))
+        (folder / "end").touch()
         assert await node.wait() == 0
         assert "at once" not in node.errors
         assert clicks.counts["admitted"] == 1
         client.abandon()
+
+
+def has_waiting_signals(pid: int) -> bool:
+    """Return True if a process has yet to take a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd")))
 
 
 async def test_a_handler_that_never_gives_way_is_ended_when_the_time_for_draining_is_over(

@@ -561,7 +561,7 @@ async def test_clients_of_a_killed_node_go_on_when_it_has_come_back(folder: Path
             assert await clicks.flush() == []
             await one.kill()
             await clicks.send(Click("bob"))
-            await trio.sleep(0.5)  # both know by then that nobody is there
+            await until(lambda: not client._emitter.connected and copies.interruptions)
             async with node(folder, "one", s4_listener_address=address):
                 assert await clicks.flush() == []
                 with trio.fail_after(DEADLINE):

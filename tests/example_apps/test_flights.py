@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -189,7 +188,6 @@ def test_sending_to_an_address_where_nobody_listens_raises(flights: DataFrame) -
     with socket.socket() as held:  # bound, so that nobody else takes the port, but not listening
         held.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{held.getsockname()[1]}"
-        began = time.monotonic()
         with pytest.raises(PythonException) as caught:
             send(flights, address)
 
@@ -197,7 +195,6 @@ def test_sending_to_an_address_where_nobody_listens_raises(flights: DataFrame) -
         f"s4node.errors.ConnectionRefused: stream 'rows' at {address}: no answer within 10 s; "
         f"is the node running?"
     )
-    assert time.monotonic() - began < 4 * 20  # Spark makes four attempts, each of 10 s
 
 
 # -- how the demo ends ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -22,7 +23,7 @@ from s4node.log.partition.ledger import Appended
 from s4node.log.partition.partition_database import FORMAT, create_database
 from s4node.log.partition.partition_file import PartitionFile
 from s4node.log.store import LogSettings, open_log
-from s4node.log.writer import Answer
+from s4node.log.writer import Answer, LogWriter
 from s4node.offsets.system import Bounds
 
 # --- what can be wrong with files ----------------------------------------------------------------
@@ -377,10 +378,18 @@ async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
 
 
 async def test_a_file_that_is_moved_away_is_not_written_and_others_are_served(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = database(tmp_path)
     answers: list[Answer] = []
+    tries: list[str] = []
+    blocked = LogWriter._blocked
+
+    def noting(writer: LogWriter, lane: Any, frames: Any, trouble: str) -> None:
+        tries.append(trouble)
+        blocked(writer, lane, frames, trouble)
+
+    monkeypatch.setattr(LogWriter, "_blocked", noting)
     async with opened(tmp_path, 2) as log:
         moved, other = log.streams["clicks"].partitions
         await append(moved, numbered("a", 0, 10))
@@ -391,7 +400,8 @@ async def test_a_file_that_is_moved_away_is_not_written_and_others_are_served(
         assert await append(other, numbered("a", 0, 10)) == [Appended(0, 10, 10)]
         path.write_bytes(path.with_name("0000.lost").read_bytes())  # a copy, while it runs
         moved.append(numbered("a", 20, 10), answers.append)
-        await trio.sleep(0.6)
+        tries.clear()
+        await until(lambda: len(tries) >= 3)
         assert answers == []
     assert [type(answer) for answer in answers] == [StoreError, StoreError]
 
@@ -400,13 +410,22 @@ async def test_retention_by_size_stops_if_sizes_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s4node.log.writer.TICK_SECONDS", 0.1)
+    steps: list[bool] = []
+    do = LogWriter._do
+
+    def noting(writer: LogWriter, *arguments: Any) -> bool:
+        steps.append(do(writer, *arguments))
+        return steps[-1]
+
     path, lost = database(tmp_path), database(tmp_path).with_suffix(".lost")
     async with opened(tmp_path) as log:
         frames = [numbered("a", n * 10, 10, width=500) for n in range(60)]
         await append(log.streams["clicks"].partitions[0], *frames)
     async with open_log(LogSettings(tmp_path, retention_bytes=200_000)):
         path.rename(lost)
-        await trio.sleep(1)
+        monkeypatch.setattr(LogWriter, "_do", noting)
+        await until(lambda: len(steps) >= 3)
+        assert not any(steps)
     lost.rename(path)
     async with open_log(LogSettings(tmp_path)) as log:
         partition = log.streams["clicks"].partitions[0]

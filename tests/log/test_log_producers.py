@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,6 +23,8 @@ from test_log_processes import node_at
 from s4node import Client, clocks
 from s4node.errors import LimitReached, StoreError
 from s4node.events.schema import EventType
+from s4node.log.host import LogHost
+from s4node.log.writer import LogWriter
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest
 from s4node.systems.embedded_log import EmbeddedLog
@@ -72,8 +77,13 @@ async def test_a_program_without_an_id_of_its_own_is_known_while_it_is_connected
 
 
 @pytest.mark.long
-async def test_a_step_of_the_clock_makes_the_log_forget_nobody(tmp_path: Path) -> None:
+async def test_a_step_of_the_clock_makes_the_log_forget_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = [0.0]
+    looks: Counter[str] = Counter()
+    for of, name in ((LogHost, "_tick"), (LogWriter, "_housekeeping")):
+        monkeypatch.setattr(of, name, counting(looks, name, getattr(of, name)))
     with clocks.replaced(clocks.steady, lambda: time.time() + step[0]):
         async with log_node(tmp_path) as node, log_at(node.address) as log:
             await log.create("clicks")
@@ -83,8 +93,17 @@ async def test_a_step_of_the_clock_makes_the_log_forget_nobody(tmp_path: Path) -
                 client.abandon()
             step[0] = 7200.0
             await log.append("clicks", 0, [Click("ann")])
-            await trio.sleep(1.5)  # the writer's tick, and that of the host
+            looks.clear()
+            await until(lambda: min(looks["_tick"], looks["_housekeeping"]) >= 2)
             assert await known(log, "clicks") == 2
+
+
+def counting(calls: Counter[str], name: str, function: Callable[..., None]) -> Callable[..., None]:
+    def call(*arguments: Any, **more: Any) -> None:
+        function(*arguments, **more)
+        calls[name] += 1
+
+    return call
 
 
 async def told_task(peer: RawPeer, producer: str, fence: int = 1) -> str:

@@ -403,7 +403,7 @@ async def test_a_cache_is_bounded_beside_handlers_that_overlap_and_loses_nothing
         (task,) = container.tasks.values()
         while container.processed < 1500:
             most = max(most, len(task.instances[pe.__name__]))
-            await trio.sleep(0.001)
+            await trio.lowlevel.checkpoint()
 
     system.create("clicks", 1)
     system.put("clicks", 0, *(Click(f"user-{n * 7 % 300}") for n in range(1500)))

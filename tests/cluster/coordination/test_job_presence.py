@@ -40,9 +40,17 @@ async def test_a_start_is_one_for_all_containers_and_ends_with_the_last(tmp_path
 async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_path: Path) -> None:
     coordination = FolderCoordination(tmp_path)
     order: list[str] = []
+    waits = trio.Event()
 
     async def enter() -> None:
         async with coordination.session("container") as session:
+            wait_change = session.wait_change
+
+            async def waiting(path: str, seen: int) -> None:
+                waits.set()
+                await wait_change(path, seen)
+
+            session.wait_change = waiting  # type: ignore[method-assign]
             await JobPresence(Registry(session), JOB).enter(one_state, nothing)
             order.append("started")
 
@@ -50,7 +58,7 @@ async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_pat
         presence = JobPresence(Registry(session), JOB)
         async with presence.stopped():
             nursery.start_soon(enter)
-            await trio.sleep(0.2)  # it would have started by then
+            await waits.wait()
             order.append("let go")
     assert order == ["let go", "started"]
 

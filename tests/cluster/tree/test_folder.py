@@ -21,7 +21,7 @@ from conformance.coordination import CoordinationConformance, gone, peer
 from harness import limited, until
 from structlog.testing import capture_logs
 
-from s4node.cluster.tree.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination, FolderSession
 from s4node.cluster.tree.session_file import SessionFile
 from s4node.errors import ConfigError, CoordinationError, SessionLost
 
@@ -195,7 +195,7 @@ async def test_a_full_disk_keeps_the_session_of_who_notices_a_death(folder: Path
         with capture_logs() as logs, limited(resource.RLIMIT_FSIZE, 1):
             await other.kill()
             await until(lambda: logs)
-            await trio.sleep(0.3)
+            await looked(session, 5)
             assert not session.lost.is_set()
             assert await session.get("/nodes/two") is not None
         await gone(session, "/nodes/two")
@@ -211,10 +211,24 @@ async def test_a_process_out_of_file_descriptors_keeps_its_session(folder: Path)
         with capture_logs() as logs, limited(resource.RLIMIT_NOFILE, 0):
             assert await other.line() == "holds"
             await until(lambda: logs)
-            await trio.sleep(0.3)
+            await looked(session, 5)
             assert not session.lost.is_set()
         await other.kill()
         await gone(session, "/nodes/two")
+
+
+async def looked(session: FolderSession, times: int) -> None:
+    """Wait until a session has looked for changes so many times from now on."""
+    check, looks = session._check_folder, 0
+
+    def counting() -> None:
+        nonlocal looks
+        looks += 1
+        check()
+
+    session._check_folder = counting  # type: ignore[method-assign]
+    await until(lambda: looks >= times)
+    session._check_folder = check  # type: ignore[method-assign]
 
 
 def events_of(logs: list[MutableMapping[str, Any]]) -> list[str]:
@@ -233,7 +247,7 @@ async def test_a_folder_that_cannot_be_come_to_for_a_while_keeps_the_session(
             loop.replace(way)  # it leads to itself
             await until(lambda: logs)
             await session.create("/a")
-            await trio.sleep(0.3)
+            await looked(session, 5)
             assert not session.lost.is_set()
             loop.symlink_to(folder)
             loop.replace(way)
@@ -290,7 +304,7 @@ async def test_who_seldom_gives_a_sign_of_life_tries_before_it_judges_those_who_
         FolderCoordination(folder, session_timeout=60).session("slow") as slow,
         FolderCoordination(folder, session_timeout=1).session("quick") as quick,
     ):
-        await trio.sleep(0.3)
+        await until(lambda: slow._others and quick._others, "each has seen the other")
         with monkeypatch.context() as disk:
 
             def refuse(_: SessionFile) -> None:
@@ -338,7 +352,7 @@ async def test_a_killed_process_is_noticed_at_once_by_who_seldom_looks(
         await until(lambda: session._others)
         monkeypatch.setattr("s4node.cluster.tree.folder._CALM_SECONDS", 0.0)
         monkeypatch.setattr("s4node.cluster.tree.folder._CALM_LOOK_SECONDS", 60.0)
-        await trio.sleep(0.2)  # the next look is after a minute
+        await looked(session, 1)  # the next look is after a minute
         other.process.kill()
         await gone(session, "/nodes/two")
 

@@ -128,14 +128,15 @@ async def test_a_checkpoint_never_covers_an_event_that_is_not_done(
     fill(system, 20)
     held: dict[tuple[str, int], Callback] = {}
     settings |= {"task.max.concurrency": "20", "task.async.commit": "true", "task.commit.ms": "10"}
-    async with crashing(held_app(held), settings):
+    async with crashing(held_app(held), settings) as node:
         await until(lambda: len(held) == 20)
         for n in range(20):
             if n not in (5, 11):
                 held["clicks", n].complete()
         await until(lambda: progress(settings) == {"clicks[0]": 5})
         held["clicks", 11].complete()
-        await trio.sleep(0.05)  # five more commits are due, and none of them may be written
+        commits = node.tasks[0].statistics().calls["commit"]
+        await until(lambda: node.tasks[0].statistics().calls["commit"] > commits + 4)
         assert progress(settings) == {"clicks[0]": 5}
     again: dict[tuple[str, int], Callback] = {}
     async with crashing(held_app(again), settings):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 from harness import running, until
 from input_systems import fresh
 from saved_state import saved_positions
@@ -360,7 +361,7 @@ async def test_while_every_task_is_busy_the_loop_sleeps(
     async with running(app, settings) as container:
         await until(lambda: len(held["Partition 0"]) == 1)
         before = container.parts.loop.turns
-        await trio.sleep(0.5)
+        await trio.testing.wait_all_tasks_blocked(0.02)  # for so long nothing at all has run
         assert container.parts.loop.turns - before < 10
         assert len(held["Partition 0"]) == 1
         for n in range(50):

@@ -565,7 +565,8 @@ async def test_overlapping_handlers_count_once_because_commits_wait_for_them(
             clicks = await client.stream("clicks")
             for part in range(6):
                 await clicks.send_many(clicks_of(part * 100, part * 100 + 100))
-                await trio.sleep(random.random() * 0.1)
+                least = random.randrange(100)
+                await until(lambda least=least: node.container.processed >= least)
                 await node.crash()
                 last = CountingApp(Slow, parallelism=4)
                 await node.begin(last)
@@ -614,7 +615,7 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
                     for click in clicks_of(part * 100, part * 100 + 100)
                 ]
                 await clicks.send_many(texts)
-                await trio.sleep(0.05 * part)
+                await until(lambda part=part: node.container.processed >= 15 * part)
                 redispatched += node.container.ports["clicks"].deserializer.redispatched
                 await node.crash()
                 await node.begin(CountingApp())

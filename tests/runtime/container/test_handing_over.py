@@ -197,9 +197,10 @@ async def test_a_producer_that_waits_for_its_earlier_life_is_answered_by_the_nex
             async def send() -> None:
                 async with Client(it.old.address, producer="clicker") as client:
                     stream = await client.stream("clicks", again=True)
+                    lanes = it.old.ports["clicks"].admission.lanes
                     for number in range(5):
                         await stream.send(Click(user, number))
-                        await trio.sleep(0.02)
+                        await until(lambda: lanes["clicker", 1].expected > number)  # noqa: B023
                     await trio.sleep_forever()
 
             first_life.start_soon(send)

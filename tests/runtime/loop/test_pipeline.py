@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 import trio.lowlevel
-from harness import ANY_PORT, data_frame, raw_peer, running, until
+from harness import ANY_PORT, data_frame, raw_peer, running, until, until_still
 from several_containers import nodes
 from shared_apps import Click, ForwardingApp, HoldingApp, Ignore, NotingApp, OnePE, handling
 from structlog.testing import capture_logs
@@ -321,10 +321,8 @@ async def test_bytes_bound_what_waits_and_nothing_is_lost() -> None:
         stream = await client.stream("blobs")
         await stream.send(Blob("joe", b"x"))  # it learns a size that is far too small
         await stream.send_many([Blob("joe", b"x" * 10_000) for _ in range(300)])
-        highest = 0
-        for _ in range(50):
-            await trio.sleep(0.01)
-            highest = max(highest, stage_of(node, "stream", "blobs").bytes)
+        await until(lambda: stage_of(node, "stream", "blobs").bytes)
+        highest = await until_still(lambda: stage_of(node, "stream", "blobs").bytes)
         assert 0 < highest <= limit + 262_144  # one frame passes alone where nothing else waits
         app.may_go_on.set()
         assert await stream.flush() == []
@@ -708,7 +706,7 @@ async def test_on_remove_is_called_while_a_parallel_stream_is_busy() -> None:
         while node.processed < 3000:
             instances = task.instances["Leaves"]
             most = max(most, len(instances) + len(instances.leaving))
-            await trio.sleep(0.001)
+            await trio.lowlevel.checkpoint()
         assert await stream.flush() == []
         assert len(instances) <= 10
         assert len(left) == len(set(left)) == 3000 - len(instances)

@@ -43,15 +43,24 @@ def test_of_many_steps_that_hold_up_their_process_one_in_a_minute_is_reported() 
 
 
 async def test_a_process_rests_while_all_of_it_waits_and_not_while_it_works() -> None:
-    with Rest() as rest:
-        await trio.sleep(0.2)
-        waited = rest.seconds
-        began = time.perf_counter()
-        while time.perf_counter() < began + 0.2:
-            pass
-        worked = rest.seconds - waited
-    assert waited > 0.15
-    assert worked < waited / 2
-    after = rest.seconds
-    await trio.sleep(0.01)
-    assert rest.seconds == after
+    now = 0.0
+
+    class Waits(trio.abc.Instrument):
+        def before_io_wait(self, _: float) -> None:
+            nonlocal now
+            now += 1  # behind the note of the begin
+
+    with clocks.replaced(lambda: now, time.time), Rest() as rest:
+        trio.lowlevel.add_instrument(waits := Waits())
+        for _ in range(5):
+            await trio.lowlevel.checkpoint()
+        waited = now
+        assert rest.seconds == waited > 0
+        now += 100  # it works
+        await trio.lowlevel.checkpoint()
+        assert waited < rest.seconds == now - 100
+        rested = rest.seconds
+    await trio.lowlevel.checkpoint()
+    trio.lowlevel.remove_instrument(waits)
+    assert now > rested + 100
+    assert rest.seconds == rested

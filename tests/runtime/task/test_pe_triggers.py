@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import trio
+import trio.testing
 from harness import deliver, running, until
 from shared_apps import Click, Count, Ignore, NotingApp, OnePE, Total, handler_of, pe_class
 
@@ -100,8 +101,7 @@ async def test_a_busy_handler_with_a_timer_due_does_not_keep_the_loop_spinning()
         await (await client.stream("clicks")).send(Click("ann"))
         await began.wait()
         turns = node.parts.loop.turns
-        for _ in range(50):  # a fiftieth of a second at least
-            await trio.sleep(0.0005)
+        await trio.testing.wait_all_tasks_blocked(0.02)  # twice the interval, nothing has run
         assert node.parts.loop.turns - turns < 20
         may_end.set()
         await until(lambda: fired)

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import trio
 from harness import run_s4, s4_process, until, until_told
 from log_bench import separate_log
 
@@ -57,9 +56,13 @@ async def test_output_streams_have_each_event_once_and_nothing_of_skipped_events
             "task.dead.letter.stream": "letters",
         }
         run = it.run("outputs", **settings)
-        for _ in range(3):
+        for life in range(3):
             async with s4_process(*run, "-p", "s4.app.slow=0.0003", cwd=tmp_path) as process:
-                await trio.sleep(0.3 + dice.random())
+                least = 500 * life + dice.randrange(500)
+                await until_told(
+                    lambda: it.letters("seen"),
+                    lambda found, least=least: len(found) >= least,
+                )
                 await process.kill()
         async with s4_process(*run, cwd=tmp_path) as process:
             await until_told(
