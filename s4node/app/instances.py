@@ -28,27 +28,32 @@ PE = ProcessingElement
 _BEYOND = 64  # excess instances (or an eighth of the size) before eviction beside handlers
 
 
-class Keeper(Protocol):
+class Saver(Protocol):
     @property
     def mark(self) -> object:
         """The mark of touched instances; it changes between two steps only."""
-        ...
+
+    @property
+    def saving(self) -> object:
+        """The mark of instances that a commit saves: ``touch_one`` has to be called for them."""
+
+    @property
+    def touched(self) -> list[Any]:
+        """The touched instances; another list comes with another mark."""
 
     def touch_one(self, instance: Any, /) -> None:
-        """Mark an instance that does not have it and is about to change."""
-        ...
+        """Mark an instance that does not have the mark, and is about to change."""
 
     def touch_new(self, instance: Any, /) -> None:
-        """Mark an instance that was made, of a key that has no saved one."""
-        ...
+        """Mark an instance that was made, and has no saved one."""
 
+
+class Keeper(Saver, Protocol):
     def touch(self, keys: Iterable[Key | None]) -> None:
         """Mark the instances in memory of these keys as changing."""
-        ...
 
     def evict(self, key: Key | None) -> None:
         """Save the key's instance, which is about to leave memory."""
-        ...
 
     def remove(self, key: Key | None) -> None: ...
 

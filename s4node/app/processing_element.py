@@ -262,8 +262,8 @@ class ProcessingElement(metaclass=ElementType):
 
     _home: Home
     _mark: object  # the mark of the last touch, for saved instances
-    _row: bytes  # the key of its row, once saved
-    _group: list[ProcessingElement]  # the list that notes it for the next commit
+    _row: bytes  # the key of its row, once saved; empty if it is new
+    _group: tuple[bytes, list[ProcessingElement]]  # those of its key group in a commit
 
     # of an instance with a window:
     _span: tuple[float, float]  # its start and end

@@ -154,6 +154,12 @@ class Prototype:
             return [f"r = {call}", f"if r is not None: _returned({instance}, r)"]
         return [call]
 
+    def touch_lines(self, number: int) -> list[str]:
+        """Source that touches a saved instance, by a call only if a commit has yet to save it."""
+        touch = f"if i._mark is _v{number}: _u{number}(i)"
+        other = f"else: i._mark = _m{number}; _g{number}(i)"
+        return [f"if i._mark is not _m{number}:", f"    {touch}", f"    {other}"]
+
     def hooks(self) -> list[tuple[str, Callable[..., Any] | None]]:
         """The names and methods that are called for events, timers, creation and removal."""
         handlers = [*self.on_event.declared.values(), *self.on_trigger.declared.values()]

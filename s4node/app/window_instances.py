@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from s4node.app.instances import Instances
+from s4node.app.instances import Instances, Saver
 from s4node.app.prototype import Prototype, copied
 from s4node.app.windows import Span
 from s4node.events.event import report_to_sender
@@ -31,23 +31,12 @@ PE: TypeAlias = Any
 NEVER = -math.inf
 
 
-class WindowKeeper(Protocol):
-    @property
-    def mark(self) -> object: ...
-
-    def touch_one(self, instance: Any, /) -> None: ...
-
-    def touch_new(self, instance: Any, /) -> None:
-        """Mark an instance that was made."""
-        ...
-
+class WindowKeeper(Saver, Protocol):
     def erase(self, instance: Any, /) -> None:
         """Delete the saved state of an instance that is gone."""
-        ...
 
     def moved(self, instance: Any, /) -> None:
         """Save an instance under the new beginning of its window."""
-        ...
 
 
 class Due(NamedTuple):

@@ -3,14 +3,16 @@
 Rules
 - An instance has the ``mark`` of the interval between commits in which it was last touched. The
   dispatch compares marks before each event; touching an instance again costs nothing else.
-- Touched instances are listed by key group. A commit takes the lists and encodes the instances in
-  slices between batches, group by group and in order: sorted rows are written ten times as fast. An
-  instance that is about to be touched again is encoded first. A commit looks only at groups of
-  touched instances: there are thousands of others.
+- Touched instances are in one list, to which the dispatch appends without a call. A commit takes
+  the list, sorts the instances by key group, and encodes them group by group and in order: sorted
+  rows are written ten times as fast. It does both in slices between batches. An instance that is
+  about to be touched again is encoded first.
+- An instance that was made since the last commit has no row: its ``_row`` is empty until a commit
+  comes to it. If it is gone before that, there is nothing to delete.
 - An instance that leaves the cache is encoded at once, and loaded again when its key comes back. If
   it cannot be encoded, the changes are spoiled, and the next commit, at once, raises the reason.
-- Handlers in threads touch instances at the same time. They only append to lists; here only the
-  part of a list that was looked at is changed.
+- Handlers in threads touch instances at the same time. They only append to the list; here only the
+  part of it that was looked at is changed. A new list is there before its mark is.
 - The instance of a singleton has no key; its row is in the task's own group.
 - A row of an instance with a window has the start of the window, eight bytes, before the key.
 """
@@ -35,21 +37,12 @@ from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, Changes, prefix, with_te
 _MISSING = object()
 _row_of = attrgetter("_row")
 _MANY = 4096
+_SORTED_AT_ONCE = 512
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, str, float, int | bool]).decode
 
 _START = struct.Struct(">d")
 _KEY_AT = PREFIX_BYTES + _START.size
-
-
-class Group(list[Any]):
-    """The touched instances of a key group, each once; its ``row`` is how their rows begin."""
-
-    __slots__ = ("row",)
-
-    def __init__(self, row: bytes) -> None:
-        super().__init__()
-        self.row = row
 
 
 class Codec(Protocol):
@@ -59,7 +52,6 @@ class Codec(Protocol):
 
     def ended(self, key: Any, data: bytes, /) -> bytes | None:
         """A row of a PE whose state ends: None if it has ended, otherwise as it is to be."""
-        ...
 
 
 class SavedInstances:
@@ -83,16 +75,15 @@ class SavedInstances:
         self.stored = stored
         self.ends = False
         self.mark = object()
-        self._groups: dict[bytes, Group] = {}
-        self._touched: dict[bytes, Group] = {}  # those of instances touched since the last commit
+        self.saving = object()  # the mark of instances that the commit has not encoded yet
+        self.touched: list[Any] = []  # since the last commit began
         self._left = 0  # how many of them have left memory since
         self._leaving = Lock()
         self._left_at_most = _MANY
-        self._saving = object()  # the mark of instances that the commit has not encoded yet
-        self._new: list[Any] = []  # made since the last commit began, without a row
-        self._arriving: list[Any] = []  # those of the commit that are in no group yet
-        self._unsaved: dict[bytes, list[Any]] = {}  # the others of the commit, by group
-        self._order: list[bytes] | None = None  # the groups, the first one last
+        self._unsorted: list[Any] = []  # those of the commit, until they are in their group
+        self._groups: dict[bytes, tuple[bytes, list[Any]]] = {}  # by how their rows begin
+        self._unsaved: list[tuple[bytes, list[Any]]] = []  # those with any; ``_ordered``: from last
+        self._ordered = False
         self._live = live
         self._codec = codec
         self._table = table
@@ -127,39 +118,29 @@ class SavedInstances:
         if self.ends:  # a row that has ended may be there
             self.touch_one(instance)
         else:
+            instance._row = b""
             instance._mark = self.mark
-            self._new.append(instance)
+            self.touched.append(instance)
 
     def touch_one(self, instance: Any) -> None:
         """Mark an instance that does not have the current ``mark``, before it changes."""
-        if instance._mark is self._saving:
+        if instance._mark is self.saving:
             self._commit(instance)
         instance._mark = self.mark
-        try:
-            group = instance._group
-        except AttributeError:  # it has never been saved
-            group = self._assign(instance)
-        group.append(instance)
-        self._touched[group.row] = group  # after the other: a commit may begin in between
+        self.touched.append(instance)
 
     @property
-    def touched(self) -> bool:
+    def has_touched(self) -> bool:
         """Return True if any instance was touched since the last commit began."""
-        return bool(self._new) or any(self._touched.values())
+        return bool(self.touched)
 
     def begin_commit(self) -> None:
+        assert not self._unsorted, "a commit is under way"
         assert not self._unsaved, "a commit is under way"
-        assert not self._arriving, "a commit is under way"
-        touched = self._touched
-        for group in [*touched]:
-            listed = touched.pop(group)
-            if instances := listed[:]:
-                self._unsaved[group] = instances
-                del listed[: len(instances)]
-        self._arriving = self._new[:]
-        del self._new[: len(self._arriving)]
+        with self._leaving:
+            self._unsorted, self.touched = self.touched, []
+            self.saving, self.mark = self.mark, object()
         self._left = 0
-        self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
         """Encode about ``limit`` instances of the commit; returns 0 once all are encoded.
@@ -168,18 +149,19 @@ class SavedInstances:
         """
         if self._changes.spoiled is not None:
             raise self._changes.spoiled
-        saving = self._saving
-        if self._arriving:
-            for each in self._arriving[-limit:]:
-                if each._mark is saving:
-                    self._unsaved.setdefault(self._assign(each).row, []).append(each)
-            del self._arriving[-limit:]
+        saving = self.saving
+        if self._unsorted:
+            self._sort(saving)
+        if self._unsorted:
             return 1
-        if self._order is None:
-            self._order = sorted(self._unsaved, reverse=True)
+        if not self._ordered:
+            self._unsaved.sort(reverse=True)
+            self._ordered = True
         some: list[Any] = []
-        while self._order and len(some) < limit:
-            some += self._unsaved.pop(self._order.pop())
+        while self._unsaved and len(some) < limit:
+            _, group = self._unsaved.pop()
+            some += group
+            group.clear()
         mine = [instance for instance in some if instance._mark is saving]
         if mine:
             mine.sort(key=_row_of)
@@ -188,10 +170,25 @@ class SavedInstances:
             if not all(taken):  # a thread has touched some meanwhile, and encoded them before
                 rows, values = list(compress(rows, taken)), list(compress(values, taken))
             self._changes.add_all(rows, values)
-        if self._order:
+        if self._unsaved:
             return 1
-        self._saving, self._order = object(), None
+        self.saving, self._ordered = object(), False
         return 0
+
+    def _sort(self, saving: object) -> None:
+        """Put instances of the commit into their groups; new ones get their rows."""
+        some = self._unsorted[-_SORTED_AT_ONCE:]
+        for each in some:
+            if each._mark is saving:
+                try:
+                    group = each._group
+                except AttributeError:  # it has never been saved
+                    row = each._row = self._row_at(each)
+                    group = each._group = self._groups.setdefault(row[:2], (row[:2], []))
+                if not group[1]:
+                    self._unsaved.append(group)
+                group[1].append(each)
+        del self._unsorted[-len(some) :]
 
     def evict(self, key: Key | None) -> None:
         """Save the instance of a key that leaves the cache. It is still in ``live``."""
@@ -212,14 +209,14 @@ class SavedInstances:
 
     def erase(self, instance: Any) -> None:
         """Delete the saved state of an instance that is gone."""
-        is_new = instance._mark is self.mark and not hasattr(instance, "_row")
+        is_new = instance._mark is self.mark and getattr(instance, "_row", None) == b""
         self._untouch(instance)
         if not is_new:
             self._changes.put(self._row_of(instance), None)
 
     def _untouch(self, instance: Any) -> None:
         """Stop saving an instance. The commit in progress still writes what it holds."""
-        if instance._mark is self._saving:
+        if instance._mark is self.saving:
             self._commit(instance)
         if instance._mark is self.mark:
             self._leaves(instance)
@@ -252,37 +249,27 @@ class SavedInstances:
         return b""
 
     def _leaves(self, instance: Any) -> None:
-        """Count a touched instance that leaves memory; when many have left, prune the lists."""
+        """Count a touched instance that leaves memory; when many have left, prune the list."""
         instance._mark = None
         self._left += 1
         if self._left > self._left_at_most:
             with self._leaving:
-                for instances in [self._new, *self._touched.values()]:
-                    before = instances[:]
-                    still = [each for each in before if each._mark is self.mark]
-                    instances[: len(before)] = still
+                touched = self.touched
+                before = touched[:]
+                touched[: len(before)] = [each for each in before if each._mark is not None]
             self._left = 0
-            left = sum(map(len, self._touched.values())) + len(self._new)
-            self._left_at_most = max(_MANY, left)
+            self._left_at_most = max(_MANY, len(self.touched))
 
     def _commit(self, instance: Any) -> None:
         """Encode an instance for the commit under way, before it is touched again."""
+        instance._row = self._row_of(instance)
         try:
-            self._changes.add(self._row_of(instance), self._codec.encode(instance))
+            self._changes.add(instance._row, self._codec.encode(instance))
         except NotSaveable as error:
             self._changes.spoil(error)
 
     def _row_of(self, instance: Any) -> bytes:
         return getattr(instance, "_row", None) or self._row_at(instance)
-
-    def _assign(self, instance: Any) -> Group:
-        """Note in an instance where it is saved, and in which list it is when it is touched."""
-        row = instance._row = self._row_at(instance)
-        group = self._groups.get(row[:2])
-        if group is None:
-            group = self._groups.setdefault(row[:2], Group(row[:2]))
-        instance._group = group
-        return group
 
     def _row_at(self, instance: Any) -> bytes:
         return self._row(instance.key)
@@ -294,11 +281,9 @@ class Gathering(Protocol):
     @property
     def has_news(self) -> bool:
         """True if any would be touched now."""
-        ...
 
     def gather(self) -> None:
         """Touch those for which there is anything new."""
-        ...
 
 
 class SavedWindowInstances(SavedInstances):
@@ -313,29 +298,28 @@ class SavedWindowInstances(SavedInstances):
         super().__init__(table, {}, codec, database, changes, hasher, stored=False)
 
     @property
-    def touched(self) -> bool:
-        return super().touched or (self.held_back is not None and self.held_back.has_news)
+    def has_touched(self) -> bool:
+        return super().has_touched or (self.held_back is not None and self.held_back.has_news)
 
     def begin_commit(self) -> None:
         if self.held_back is not None:
             self.held_back.gather()
         super().begin_commit()
 
-    def all_rows(self) -> Iterator[tuple[float, Any, bytes]]:
+    def all_rows(self) -> Iterator[tuple[bytes, float, Any, bytes]]:
         for row, data in self._database.table(self._table):
-            yield *place_of(row), data
+            yield row, *place_of(row), data
 
     def _leaves(self, instance: Any) -> None:
         """As for any instance; one whose window ends was touched right before."""
-        touched = getattr(instance, "_group", self._new)
-        if touched and touched[-1] is instance:
-            touched.pop()
+        if self.touched and self.touched[-1] is instance:
+            self.touched.pop()
         else:
             super()._leaves(instance)
 
     def moved(self, instance: Any) -> None:
         """Save an instance, which was touched, under the new start of its window."""
-        if hasattr(instance, "_row"):
+        if instance._row:
             self._changes.put(instance._row, None)
             instance._row = self._row_at(instance)
 

@@ -287,7 +287,7 @@ class TaskState:
     def changed(self) -> bool:
         """Return True if a commit would write more than positions."""
         changes = self.changes
-        touched = any(each.touched for each in self.instances.values())
+        touched = any(each.has_touched for each in self.instances.values())
         return bool(changes) or changes.spoiled is not None or touched
 
     def begin_commit(

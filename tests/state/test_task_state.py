@@ -366,16 +366,24 @@ class Life:
 
     def obtain(self, key: Key) -> Number:
         number = self.live[key] = Number(key)
-        for data in self.saved.find([key]).values():
-            number.value = int(data)
+        found = self.saved.find([key])
+        if found:
+            number.value = int(found[key])
+        else:
+            self.saved.touch_new(number)
         return number
 
     def count(self, *keys: Key) -> None:
         """Process a batch, one event a key, as the dispatch does."""
+        mark, saving, append = self.saved.mark, self.saved.saving, self.saved.touched.append
         for key in keys:
             number = self.live.get(key) or self.obtain(key)
-            if number._mark is not self.saved.mark:
-                self.saved.touch_one(number)
+            if number._mark is not mark:
+                if number._mark is saving:
+                    self.saved.touch_one(number)
+                else:
+                    number._mark = mark
+                    append(number)
             number.value += 1
 
     def count_prepared(self, *keys: Key) -> None:

@@ -15,11 +15,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from s4node.app.app import App
 from s4node.app.handlers import check_returned
-from s4node.app.instances import BoundedInstances, Instances
+from s4node.app.instances import BoundedInstances, Instances, Saver
 from s4node.app.plan.graph import rule_of
 from s4node.app.plan.window_dispatch import before_lines, make_windows, only_handler, window_lines
 from s4node.app.processing_element import ProcessingElement
@@ -120,15 +120,6 @@ class Plan:
         return self._probe
 
 
-class Saver(Protocol):
-    @property
-    def mark(self) -> object:
-        """The mark on touched instances; it changes between two runs only."""
-        ...
-
-    def touch_one(self, instance: Any, /) -> None: ...
-
-
 def make_instances(
     prototype: Prototype,
     partition: int,
@@ -201,7 +192,8 @@ def compile_plan(
         if touches:
             bindings[f"_k{number}"] = savers[target.name]
             bindings[f"_u{number}"] = savers[target.name].touch_one
-            fetched.append(f"    _m{number} = _k{number}.mark")
+            marks = "    _m{0}, _v{0}, _g{0} = _k{0}.mark, _k{0}.saving, _k{0}.touched.append"
+            fetched.append(marks.format(number))
     head = ["async def run(it):" if is_async else "def run(it):", *fetched, "    for e in it:"]
     bindings[_KEY_LINE] = len(head) + 1
     lines = head + [f"        {line}" for line in body]
@@ -283,7 +275,7 @@ def _target_lines(
     else:
         instance = f"{instances}[k]"
     if touches:
-        lines.append(f"if i._mark is not _m{number}: _u{number}(i)")
+        lines += target.touch_lines(number)
     known = "None" if "[" in instance else instance  # looking it up again might make it anew
     call = call.format(i=instance)
     lines += [f"{indent}{line}" for line in target.call_lines(call, known)]

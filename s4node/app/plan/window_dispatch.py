@@ -129,7 +129,7 @@ def window_lines(
     handler = f"_h{number}" if direct is not None else f"_h{number}[e.__class__]"
     call = target.call_lines(f"{handler}(i, e)", "i")
     if touches:
-        call.insert(0, f"if i._mark is not _m{number}: _u{number}(i)")
+        call = target.touch_lines(number) + call
     key = "None" if target.singleton else "k"
     at = f"_t{number}"
     rule = None

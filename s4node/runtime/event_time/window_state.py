@@ -100,12 +100,13 @@ class WindowCodec:
 
     def restore(self) -> Iterator[None]:
         instances = self._instances
-        for start, key, data in self._saved.all_rows():
-            instances.restore(self._restored(instances, start, key, data))
+        for place in self._saved.all_rows():
+            instances.restore(self._restored(instances, *place))
             yield
 
-    def _restored(self, instances: Any, start: float, key: Any, data: bytes) -> Any:
+    def _restored(self, instances: Any, at: bytes, start: float, key: Any, data: bytes) -> Any:
         instance: Any = instances.prototype.make(key, instances)
+        instance._row = at
         try:
             row = _decode(data)
         except msgspec.MsgspecError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from s4node.app.app import App
-from s4node.app.instances import Instances
+from s4node.app.instances import Instances, Saver
 from s4node.app.pe_codec import codec_in
 from s4node.app.plan import dispatch, graph
 from s4node.app.processing_element import ProcessingElement
@@ -242,7 +242,7 @@ class PeState:
             for stream in fed
         }
         keyed = [each for each in saved.values() if not each.instances.prototype.singleton]
-        self._windows: dict[str, dispatch.Saver] = {
+        self._windows: dict[str, Saver] = {
             name: each.saver for name, each in windows.items() if each.saver is not None
         }
         self._savers = {each.instances.prototype.name: each.saved for each in keyed}
@@ -254,7 +254,7 @@ class PeState:
         for timers in self._timers:
             yield from timers.restore_all()
 
-    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, dispatch.Saver]:
+    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, Saver]:
         if parallel or stream.key is None:
             return self._windows
         return {**self._savers, **self._windows}

@@ -94,7 +94,8 @@ class Memory:
         self.rows: dict[Any, bytes] = {}
         self.unix = 1_700_000_000.0
         self.stored = True
-        self.mark = object()
+        self.mark = self.saving = object()
+        self.touched: list[Any] = []
 
     def now(self) -> float:
         return self.unix
