@@ -10,8 +10,10 @@ Rules
 - What it holds back for a singleton is in one order for all keys.
 - A span is handed on once the watermark has passed it: sorted by time, events of one time by their
   bytes. So the order of a key's events does not depend on the order in which they have come.
-- An event that comes after its span was handed on is late. It is handed on at once, out of order,
-  and counted.
+- A span with very many events, as of times in whole days, is handed on in parts; its rest stays in
+  the heap and in the instances.
+- An event that comes after its span, or a part of it, was handed on is late. It is handed on at
+  once, out of order, and counted.
 - An event is decoded when it comes and when it is restored, so that handing on a part with the
   events of many keys does not fail: a handler may have put one that its type does not allow.
 - A task holds back at most ``most`` events. Beyond that the app stops, whatever ``onError`` says.
@@ -46,8 +48,8 @@ IN_ORDER = "-in-order"
 _LONGEST, _SHORTEST = 0.25, 2.0**-6
 _OF_LATENESS = 8
 
-_GATHERED = 2048
-"""New events that are put into instances at a time; all of a commit at once would be a pause."""
+_AT_ONCE = 2048
+"""Events that are put into instances, or handed on to end a span, at a time; more are a pause."""
 
 _AS_ONE_CALL = 8
 """Events that are handed on in about the time in which a window or timer is called."""
@@ -86,7 +88,7 @@ class HeldBack(WindowInstances):
     Instances are made only when a commit begins, to be saved, and for what is handed on.
     """
 
-    __slots__ = ("_heap", "_high", "_low", "_news", "_passed", "_seconds", "_spans")
+    __slots__ = ("_gone", "_heap", "_high", "_low", "_news", "_passed", "_seconds", "_spans")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
@@ -94,7 +96,8 @@ class HeldBack(WindowInstances):
         self._heap: list[_Entry] = []
         self._news: list[_Entry] = []  # those of the heap that are in no instance yet, and others
         self._spans: dict[tuple[float, Any], Any] = {}  # the instances, by start and key
-        self._low = math.ulp(0.0)  # all before this was handed on; times are above 0
+        self._gone = NEVER  # all before this was handed on
+        self._low = math.ulp(0.0)  # an event before this is late; times are above 0
         self._high = NEVER  # the latest time that is known to be good
         self._passed = NEVER  # the watermark up to which ``_low`` has followed it
 
@@ -121,7 +124,7 @@ class HeldBack(WindowInstances):
         heappush(self._heap, entry)
         if self.saver is not None:
             self._news.append(entry)
-            if len(self._news) > _GATHERED:
+            if len(self._news) > _AT_ONCE:
                 self.gather()
 
     def _follow(self) -> None:
@@ -143,27 +146,45 @@ class HeldBack(WindowInstances):
                 part.append(heappop(heap))
                 if len(part) == limit:
                     end = self._start_of(part[-1][0]) + self._seconds
+                elif len(part) == limit + _AT_ONCE:
+                    end = NEVER
             last = self._start_of(part[-1][0]) + self._seconds
+            rest = last - self._seconds if heap and heap[0][0] < last else last
+            self._gone = rest if heap else NEVER
             if not heap:
                 self._news.clear()
+            elif rest < last:  # what is left of a span has to be in the instances
+                self.gather()
             if heap or until < math.inf:
                 self._low = max(self._low, last)
             else:  # the end of the inputs, from which a further run goes on
                 self._low = before
-            yield Due([self._handed_on(part, last)], None, len(part) // _AS_ONE_CALL or 1)
+            yield Due([self._handed_on(part, rest, last)], None, len(part) // _AS_ONE_CALL or 1)
         if until < math.inf:
             self._low = max(self._low, until)
 
-    def _handed_on(self, part: list[_Entry], end: float) -> Any:
-        """An instance with all of these entries; those that have them are no longer saved."""
+    def _handed_on(self, part: list[_Entry], rest: float, end: float) -> Any:
+        """An instance with all of these entries, which are no longer saved. Others are left of the
+        span that begins at ``rest``, if that is before the ``end``."""
         if self._spans:
-            seconds, pop = self._seconds, self._spans.pop
+            seconds, find = self._seconds, self._spans.get
             for time, _, _, key in part:
-                if (one := pop((time // seconds * seconds, key), None)) is not None:
+                one = find(place := (time // seconds * seconds, key))
+                if one is not None and (time < rest or not self._keeps(one)):
+                    del self._spans[place]
                     self._forget(one)
         handed_on = self._made(None, (self._start_of(part[0][0]), end))
         handed_on.held = [entry[:3] for entry in part]
         return handed_on
+
+    def _keeps(self, one: PE) -> bool:
+        """Take the first event from an instance; return True if others are left in it."""
+        self.touch(one)
+        if not one._round:  # they are as they have come
+            one._round = 1
+            one.held.sort(reverse=True)
+        one.held.pop()
+        return bool(one.held)
 
     def _made(self, key: Any, span: Span) -> PE:
         instance: PE = self.prototype.make(key, self)
@@ -173,7 +194,7 @@ class HeldBack(WindowInstances):
     def gather(self) -> None:
         """Put the entries that are in no instance into those of their spans and keys."""
         for time, name, raw, key in self._news:
-            if time < self._low:
+            if time < self._gone:
                 continue
             place = start, _ = self._start_of(time), key
             one = self._spans.get(place)
@@ -193,6 +214,7 @@ class HeldBack(WindowInstances):
 
     def restore(self, instance: PE) -> None:
         self._spans[instance._span[0], instance.key] = instance
+        instance._round = 0
         names = self.prototype.cls.names  # type: ignore[attr-defined]
         for time, name, raw in instance.held:
             try:
@@ -219,7 +241,7 @@ class HeldBack(WindowInstances):
 
     @property
     def called_until(self) -> float:
-        return min(self.watermark, math.nextafter(self.next_end, NEVER))
+        return min(self.watermark, max(self._low, math.nextafter(self.next_end, NEVER)))
 
     @property
     def next_end(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -173,9 +174,7 @@ def test_a_late_event_is_handed_on_at_once_and_counted() -> None:
         assert test.late("trades-in-order") == 1
 
 
-def test_what_is_handed_on_in_parts_is_saved_until_it_leaves_and_no_part_ends_within_a_span() -> (
-    None
-):
+def test_what_is_handed_on_in_parts_is_saved_until_it_leaves_and_a_small_span_is_one_part() -> None:
     first = [101 + n / 50 for n in range(10)]
     with AppTest(Ordered) as test:
         test.send("trades", *a(104, *first, 103), Trade("b", 1.0, 101.1))
@@ -189,6 +188,74 @@ def test_what_is_handed_on_in_parts_is_saved_until_it_leaves_and_no_part_ends_wi
             saved.append(sorted(each[0] for span in held.all() for each in span.held))
         assert parts == [sorted([*first, 101.1]), [103]]
         assert saved == [[103, 104], [104]]
+
+
+def of_a_minute() -> list[Trade]:
+    """Events of one time, in no order: most of one key, three of each other."""
+    keys = [*["hot"] * 3000, *(f"k{n}" for n in range(500) for _ in range(3))]
+    random.Random(3).shuffle(keys)
+    return [Trade(key, float(n % 600), 101.0) for n, key in enumerate(keys)]
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_many_events_of_one_time_are_handed_on_in_parts_and_each_is_saved_until_it_leaves(
+    gathered: bool,
+) -> None:
+    events = of_a_minute()
+    with AppTest(Ordered) as test:
+        test.send("trades", *events, *a(101.3, 104))
+        [task] = test._runtime.tasks
+        held: Any = task.instances["trades-in-order"]
+        held.watermark = 103.75
+        if gathered:
+            assert sum(len(span.held) for span in held.all()) == len(events) + 2
+        parts, gone, sizes = held.calls(lambda: 1), list[Any](), list[int]()
+        while due := next(parts, None):
+            [one] = due.instances
+            gone += one.held
+            sizes.append(len(one.held))
+            saved = [each for span in held.all() for each in span.held]
+            assert len(gone) + len(saved) == len(events) + 2
+            assert not saved or gone[-1] <= min(saved)
+        assert gone == sorted(gone)
+        assert [each[0] for each in gone] == [101.0] * len(events) + [101.3]
+        assert max(sizes) <= 2048 + 8
+
+
+def test_a_commit_between_the_parts_of_a_span_keeps_the_rest_in_order() -> None:
+    events = of_a_minute()
+    with AppTest(Ordered, settings={"s4.stream.trades.grade": "durable"}) as test:
+        test.send("trades", *events, *a(104))
+        test.advance(seconds=2)  # a commit
+        container: Any = test._runtime.container
+        [task] = container.replay.committer._tasks.values()
+        [processor] = [each.processor for each in test._runtime.tasks]
+        held = processor.instances["trades-in-order"]
+        held.watermark = 103.75
+        names, parts, left = held.prototype.cls.names, held.calls(lambda: 1), Counter(events)
+        for _ in range(2):
+            for _, name, raw in next(parts).instances[0].held:
+                left[names[name].decode(raw)[0]] -= 1
+        processor.times.save(task.state)
+        task.state.begin_commit({})
+        while task.state.encode(64):
+            pass
+        task.state.write_commit()
+        task.state.end_commit(written=True)
+        test.crash()
+        test.send("trades", *a(115))
+        rows = test.output("seen")
+        prices = {
+            key: [each.price // 1000 for each in rows if each.symbol == key and each.at == 101.0]
+            for key in {each.symbol for each in events}
+        }
+        assert 0 < left.total() < len(events)
+        assert prices == {
+            key: sorted(each.price for each in left.elements() if each.symbol == key)
+            for key in prices
+        }
+        test.send("trades", Trade("k1", 1.0, 101.1))
+        assert test.late("trades-in-order") == 1
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, -math.inf, math.nan])
