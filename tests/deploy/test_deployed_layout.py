@@ -21,7 +21,8 @@ from s4node.state.task_state import TaskState
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DURABLE = ("-p", "s4.stream.clicks.grade=durable")
-POINTS = ("repartition.moved", "repartition.decided", "repartition.claimed", "deploy.repartitioned")
+POINTS = ("repartition.decided", "deploy.repartitioned")
+"""A repartition of an app that is not deployed is killed at the other points."""
 
 
 @pytest.mark.parametrize("point", ["", *POINTS])

@@ -184,7 +184,6 @@ async def test_each_task_at_a_url_is_fetched_twice_however_many_it_becomes(
         ("repartition.made", 3),
         ("restore.claimed:2", 6),
         ("restore.commit:3", 3),
-        ("restore.commit:5", 6),
         ("repartition.removed", 3),
         ("repartition.claimed", 6),
     ],

@@ -50,13 +50,10 @@ def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None
     assert "done" in out, (folder / "spark.log").read_text()[-3000:]
 
 
-@pytest.mark.parametrize("kind", ["killing", "killing-numbered"])
-def test_an_executor_that_is_killed_midway_leaves_each_row_once_unless_rows_are_numbered(
-    node: Node, tmp_path: Path, kind: str
-) -> None:
-    run(node, tmp_path, kind, "local-cluster[2,1,1024]")
+def test_an_executor_that_is_killed_midway_leaves_each_row_once(node: Node, tmp_path: Path) -> None:
+    run(node, tmp_path, "killing", "local-cluster[2,1,1024]")
     assert (tmp_path / "killing").exists()
-    check(node, kind)
+    check(node, "killing")
 
 
 def test_spark_connect_writes_and_reads_each_row_once_in_batches_and_streaming(
