@@ -45,7 +45,7 @@ FULL = 0.8
 class Row(StageStatistics):
     """A stage of a stream of an app, over all its partitions and containers.
 
-    Events passed on by other containers of the app were not ``admitted``: each counts once.
+    An event that another container has passed on is not counted in ``admitted`` again.
     """
 
     app: str = ""

@@ -176,8 +176,8 @@ class Source(Protocol):
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         """The offset that a startpoint means now.
 
-        Raises StartpointError if there is none: the startpoint is beyond the end, before the oldest
-        event, or of a kind that the system does not support.
+        Raises StartpointError for an offset beyond the end or before the oldest event, and for a
+        kind of startpoint that the system does not support.
         """
         ...
 

@@ -5,8 +5,9 @@ Rules
   of the waiting ones may leave now (``allowance``). It sees how full its stage is and the time.
 - Of events that arrive together the oldest are admitted; the rest is dropped, counted, and reported
   to the sender.
-- No executor drops events that wait. One that did could be for ``STREAM`` only: the deserializer
-  counts and has no queue, and events pass the senders' queues while there is an allowance.
+- No built-in executor drops events that wait. One that does is for ``STREAM`` only: the
+  deserializer counts and has no queue, and while there is an allowance, events skip those of
+  senders.
 - An executor that ``withholds`` drops nothing: without room, producers get no credit, sources and
   tasks wait, and a frame that arrives all the same is left to its producer, which resends it.
 - Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second

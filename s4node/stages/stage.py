@@ -5,8 +5,9 @@ Rules
 - Sizes count events, not batches; bytes are counted beside them.
 - A frame counts in the deserializer of its stream, too, until it is decoded at the head. All stages
   of the stream in a container have the same one, so it bounds them together.
-- A stage never refuses a batch: its feeder asks its executor first. Being over capacity is possible
-  for a moment (batches are not cut to fit) and stops further credit.
+- A stage takes every batch. Feeders of live events ask its executor first; those of replayable
+  inputs and of restored events do not have to. Being over capacity is possible for a moment
+  (batches are not cut to fit) and stops further credit.
 - Events that the app itself has put on a stream leave before events from outside.
 - Credit says how far each producer may send ahead of what has been processed. A limit is a number
   of the producer's own sequence: it may send events below it. A limit never goes back, so a late

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import trio
 
@@ -21,7 +21,7 @@ from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType, TypeReader, reader_of
 from s4node.events.type_declaration import TypeDecl
-from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import (
     END_OF_STREAM,
     Bounds,
@@ -215,25 +215,13 @@ class MemorySystem:
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         await self.wait_reachable()
+        if not isinstance(startpoint, Timestamp):
+            return (await self.bounds(ssp)).offset_of(ssp, startpoint)
         home = self.partition_of(ssp)
-        match startpoint:
-            case Oldest():
-                return home.oldest
-            case Timestamp(millis):
-                for offset, kept in enumerate(home.events, home.oldest):
-                    if kept is not None and kept.created_ms >= millis:
-                        return offset
-                return home.upcoming
-            case Specific(offset):
-                if home.oldest <= offset <= home.upcoming:
-                    return offset
-                raise StartpointError(
-                    f"{ssp} has no offset {offset}: it has {home.oldest} to {home.upcoming - 1}; "
-                    f"choose one of these, or {home.upcoming} for the next event"
-                )
-            case Upcoming():
-                return home.upcoming
-        assert_never(startpoint)
+        for offset, kept in enumerate(home.events, home.oldest):
+            if kept is not None and kept.created_ms >= startpoint.millis:
+                return offset
+        return home.upcoming
 
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type], epoch: int = 0

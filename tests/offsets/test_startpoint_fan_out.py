@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,8 +48,9 @@ def test_a_request_is_one_json_object() -> None:
 
 
 def test_every_kind_of_startpoint_has_its_words() -> None:
-    kinds = Oldest(), Upcoming(), Timestamp(3), Specific(9)
-    words = ["oldest", "upcoming", "timestamp 3", "offset 9"]
+    kinds = Oldest(), Upcoming(), Specific(9), Timestamp(3)
+    assert {type(kind) for kind in kinds} == set(get_args(Startpoint))
+    words = ["oldest", "upcoming", "offset 9", "timestamp 3"]
     assert [describe(kind) for kind in kinds] == words
 
 

@@ -142,9 +142,9 @@ MISSED = "missed"
 """Header of an idle frame to a subscriber: the number of events that it was too slow for."""
 
 START = "start"
-"""Header of a reader's hello: where to begin. One of ``OLDEST``, ``UPCOMING`` (the default), a
-whole number of milliseconds (Unix time: the first event appended at or after it), or ``POSITIONS``:
-at the numbers of the hello's positions."""
+"""Header of a reader's hello, where to begin: ``OLDEST``; ``UPCOMING``, the default; a number, for
+the first event appended at or after that Unix time in milliseconds; or ``POSITIONS``, for the
+numbers of the hello's positions."""
 
 OLDEST, UPCOMING, POSITIONS = "oldest", "upcoming", "positions"
 """Values of the header ``start``. ``upcoming`` is also a header of a log's data frames: the number

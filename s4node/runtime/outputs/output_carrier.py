@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from s4node import clocks
 from s4node.errors import WouldBlock
 from s4node.metrics.statistics import StageStatistics
+from s4node.metrics.table import add
 from s4node.net.egress.lane import checked_watermark
 from s4node.net.egress.release import ByExecutor
 from s4node.runtime.loop.run_loop import RunLoop
@@ -69,7 +70,14 @@ class OutputCarrier:
         if left:
             shed[_GONE] += left
         self._gone[consumer] = replace(
-            counted, depth=0, bytes=0, capacity=0, max_bytes=0, in_flight=0, shed=dict(shed)
+            counted,
+            depth=0,
+            bytes=0,
+            capacity=0,
+            max_bytes=0,
+            in_flight=0,
+            waited_last=0.0,
+            shed=dict(shed),
         )
         self.make_room()
         return left
@@ -127,8 +135,7 @@ class OutputCarrier:
         for name, channel in self.channels.items():
             counts, before = channel.release.statistics(), self._gone.get(name)
             if before is not None:
-                shed = dict(Counter(counts.shed) + Counter(before.shed))
-                counts = replace(counts, admitted=counts.admitted + before.admitted, shed=shed)
+                add(counts, before)
             found[name] = counts
         return found
 
