@@ -65,7 +65,6 @@ class Lane:
     life: int = 0  # the number of this life, from the owner
     limit: int = 0
     released: int = wire.MAX_NUMBER  # frames from here on may not leave yet
-    asked_at: int = 0  # the first number that was not sent before the last hello
     reported_time: float = -math.inf  # to its owner
     reported_idle: bool = False
     ahead: int = 0  # the cut of its owner, if ours is older: settled after ours
@@ -127,12 +126,6 @@ class Lane:
         """The first number that may not be sent now."""
         return min(self.limit, self.released)
 
-    @property
-    def sent(self) -> int:
-        """The first number that was not sent, or is to be sent again."""
-        at_end = self.cursor == len(self.frames)
-        return self.next_number if at_end else self.frames[self.cursor].first
-
     def rewind(self, number: int) -> None:
         """Resend from the frame that holds ``number``."""
         self.cursor = sum(1 for frame in self.frames if frame.end <= number)
@@ -171,8 +164,7 @@ class Lane:
 
         If the position is after everything that this life has sent, the lane skips to it. A
         producer that sends everything ``again`` numbers on from 0 instead, and settled events do
-        not leave. If the lane was open and the owner had everything that left before the hello, the
-        rest is on its way on the same connection, and is not sent again.
+        not leave.
         """
         settled: list[OutgoingFrame] = []
         if position.number > self.next_number:
@@ -182,8 +174,7 @@ class Lane:
                 self.frames.clear()
                 self.start = self.next_number = self.upto = position.number
         settled += self.acknowledge(min(position.safe, self.next_number, self.released))
-        on_its_way = self.open and position.number >= self.asked_at
-        self.rewind(max(position.number, self.sent) if on_its_way else position.number)
+        self.rewind(position.number)
         self.limit, self.life = position.limit, position.life
         self.open = True
         return settled

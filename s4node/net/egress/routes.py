@@ -265,8 +265,6 @@ class NodeRoute:
         self._declared = tuple(box.types.kinds)
         self._wants_hello = False
         self._asked.append(self._declared)
-        for lane in box.lanes:
-            lane.asked_at = lane.sent
         return wire.encode_frame(
             wire.Hello(
                 box.producer,

@@ -155,21 +155,6 @@ def test_a_new_event_class_is_declared_before_its_first_event() -> None:
     assert spans(route.frames(1000)) == [(0, 1, 2)]
 
 
-@pytest.mark.parametrize(("had", "again"), [(1, []), (0, [(0, 0, 1), (0, 1, 3)])])
-def test_what_left_after_a_new_class_was_declared_is_not_sent_again_unless_some_was_missing(
-    had: int, again: list[tuple[int, int, int]]
-) -> None:
-    outbox, route = opened(10, takes=[Tick, Tock])
-    outbox.extend(ticks(1))
-    route.frames(1000)
-    outbox.types.declare(Tock)
-    outbox.extend([Tock("joe"), Tock("ann")])
-    hello, data = headers_of(route.frames(1000))
-    assert (type(hello), data.first) == (wire.Hello, 1)
-    route.on_hello(answer(wire.Position(0, had, 10), takes=[Tick, Tock]))
-    assert spans(route.frames(1000)) == again
-
-
 def test_events_take_turns_even_if_each_uses_the_budget_up() -> None:
     outbox, route = opened(100, 100, 100)
     turns = []
