@@ -9,13 +9,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from s4node.events.keys import crc32m
+from s4node.net.egress.outbox_rows import sort_rows
 from s4node.offsets.checkpoint import Producer, SavedProducer
 from s4node.offsets.task_claims import TaskClaims
+from s4node.runtime.outputs.channels import to_consumers
+from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
 from s4node.state.job import folder_of, task_folder
+from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 
@@ -62,6 +66,19 @@ def states_in_savepoint(folder: Path, savepoint: str, app: str) -> dict[str, dic
                     assert not rows.keys() & found.setdefault(pe, {}).keys()
                     found[pe].update(rows)
                 database.close()
+    return found
+
+
+def waiting_in_savepoint(folder: Path, savepoint: str, app: str) -> int:
+    """The frames in a savepoint that consumers had yet to acknowledge."""
+    place = savepoints_of(folder_of(str(folder), "default", app), None)
+    manifest, found = place.manifest_of(savepoint), 0
+    with place.opened(manifest) as saved:
+        for task in manifest.tasks:
+            with opened_task(saved, task) as state:
+                assert state is not None
+                for name, rows in to_consumers(state.rows(OUTBOX)).items():
+                    found += sum(map(len, sort_rows(name, rows).frames.values()))
     return found
 
 

@@ -16,6 +16,7 @@ import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, node_process, s4_process, until, until_told
 from lost_sessions import end_sessions
+from saved_state import waiting_in_savepoint
 
 from s4node import Client, Event
 from s4node.events.keys import crc32m
@@ -90,7 +91,7 @@ async def test_an_app_goes_back_again_and_again_and_all_that_was_sent_since_is_c
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
             await it.send(client, 0, 500)
             await it.until_total(500)
-            await it.s4("savepoint", "take", "counter", "--name", "first")
+            await it.take_settled("first")
             await it.send(client, 500, 900)
             await it.until_total(900)
         for name, again, end, total in (
@@ -105,7 +106,7 @@ async def test_an_app_goes_back_again_and_again_and_all_that_was_sent_since_is_c
                 async with Client(counter.address, producer="p") as client:
                     await it.send(client, 0, end, again=True)
                 await it.until_total(total)
-                await it.s4("savepoint", "take", "counter", "--name", f"at-{total}")
+                await it.take_settled(f"at-{total}")
             assert it.counts("counter") == counts(range(end))
 
 
@@ -645,6 +646,17 @@ class Shop:
         clicks = await client.stream("clicks", again=again)
         await clicks.send_many(Click(f"user-{n % 23}", n) for n in range(first, end))
         assert await clicks.flush() == []
+
+    async def take_settled(self, name: str) -> None:
+        """Take a savepoint, again until nothing in it waits for the verdict of the other app."""
+
+        async def waiting() -> int:
+            await self.s4("savepoint", "take", "counter", "--name", name)
+            if found := waiting_in_savepoint(self.folder / self.state, name, "counter"):
+                await self.s4("savepoint", "remove", "counter", name)
+            return found
+
+        await until_told(waiting, lambda found: not found, seconds=60)
 
     def counts(self, app: str) -> Counter[str]:
         pe, folder = ("Count", self.state) if app == "counter" else ("Total", "totals")
