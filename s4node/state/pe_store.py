@@ -135,8 +135,8 @@ class SavedInstances:
         return bool(self.touched)
 
     def begin_commit(self) -> None:
-        assert not self._unsorted, "a commit is under way"
-        assert not self._unsaved, "a commit is under way"
+        assert not self._unsorted, "the last commit has not ended"
+        assert not self._unsaved, "the last commit has not ended"
         with self._leaving:
             self._unsorted, self.touched = self.touched, []
             self.saving, self.mark = self.mark, object()
@@ -393,7 +393,7 @@ class SavedTimers:
 
     def begin_commit(self) -> None:
         """Begin a commit of the timers that have changed until now."""
-        assert not self._unsaved, "a commit is under way"
+        assert not self._unsaved, "the last commit has not ended"
         self._unsaved, self._changed = self._changed, {}
 
     def save(self, limit: int) -> int:

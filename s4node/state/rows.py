@@ -92,7 +92,7 @@ class Changes:
         self._leaving: dict[bytes, bytes | None] = {}
         self._rows: list[bytes] = []  # two lists, as a million pairs would
         self._values: list[bytes] = []  # pause the process for garbage collection
-        self.leaving = False  # True while a commit is under way
+        self.leaving = False  # True while the last commit has not ended
         self.dropped: list[Any] = []
         self.bytes = 0
         self.later = 0  # changed rows that are made when a commit begins

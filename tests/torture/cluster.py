@@ -394,10 +394,10 @@ class Cluster:
     async def s4(self, *command: str, fault: str = "") -> str:
         elsewhere = self.folder / "elsewhere"
         folder = elsewhere if self.scene == "machines" else self._cluster_folder
-        settings = {
-            "s4.coordination.folder": str(folder),
-            "s4.state.folder": str(elsewhere / "state" if self._url else self._shared_state),
-        }
+        settings = {"s4.coordination.folder": str(folder)}
+        if command[0] != "deploy":  # with which each node would get this folder in place of its own
+            state = elsewhere / "state" if self._url else self._shared_state
+            settings["s4.state.folder"] = str(state)
         if self._url:
             settings["s4.state.url"] = self._url
         if self.scene == "machines":
