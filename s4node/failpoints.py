@@ -137,9 +137,11 @@ _COPY = """
 used=$(grep -lzFx -- "$1" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\\n')
 trap 'kill -CONT $used' EXIT
 kill -STOP $used
+while grep -qs '^State:.[RS]' $(printf '/proc/%s/task/*/status ' $used); do sleep 0.005; done
 cp -a -- "$2" "$3"
 """
-"""A shell's program: all processes with the line $1 in their environment rest for a copy of $2."""
+"""A shell's program: all processes with the line $1 in their environment rest for a copy of $2. A
+thread in a call to the disk (D) is not waited for: nobody knows yet that it has written."""
 
 
 def _copying(name: str, text: str, folder: Path, copy: Path) -> Callable[[str], None]:

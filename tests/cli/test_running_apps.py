@@ -188,6 +188,7 @@ async def test_settings_of_another_version_concern_only_commands_about_their_app
 ) -> None:
     async with clicks(folder, keeps=True):
         (entry,) = (folder / "runtime").rglob("running.json")
+        await until(lambda: json.loads(entry.read_text())["address"])  # written for the last time
         told = json.loads(entry.read_text())
         told["settings"]["s4.stream.clicks.executor"] = "drop-oldest"
         entry.write_text(json.dumps(told))
