@@ -138,6 +138,7 @@ class Cluster:
 
 
 def main(folder: Path) -> None:
+    os.environ.pop("SPARK_LOCAL_IP", None)  # of a session of the tests, which is on one machine
     cluster = Cluster(folder)
     log = cluster.machines["log"]
     node = Node(folder / "node", log.ip, log.inside)
