@@ -21,7 +21,7 @@ install-spark: ## install Spark, a Java and the demo's data too
 
 # so many files run side by side: most tests wait for sockets, processes or a disk now and then
 JOBS ?= 4
-BESIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder # tests/conftest.py has the order
+BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder # tests/conftest.py has the order
 
 # Tests marked ``long`` are left to test-long: processes that are killed, moved and deployed, jobs of Spark, and
 # what measures, which has the machine for itself. One marked ``short``, too, stands for its kind in make test.
@@ -37,8 +37,9 @@ test-long: test-crashes test-spark test-measured test-frames ## run what takes l
 test-crashes: install-spark ## run the tests in which processes are killed, moved and deployed
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m long $(patsubst %,--ignore=%,$(SPARK) $(MEASURED)) $(ARGS)
 
+test-spark: JOBS := 2 # each has a JVM or more, which takes a core
 test-spark: install-spark ## run the tests that need Spark
-	$(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=900 $(SPARK) $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=900 $(BESIDE) $(SPARK) $(ARGS)
 
 test-measured: install-spark ## run every benchmark and the torture in short, with their checks
 	$(PYTHON_OF_VENV) -m pytest $(MEASURED) $(ARGS)

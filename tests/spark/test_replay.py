@@ -27,8 +27,6 @@ from s4node.spark.history.replay import AppSource, Encoding, Replay
 from s4node.spark.history.stage_rows import EVENT, REFUSED, STATE
 from s4node.spark.history.stages import stages
 
-pytestmark = pytest.mark.long
-
 
 class Visit(Event):
     user: str | None
@@ -162,6 +160,13 @@ class Threes(App):
         self.create_input_stream("samples", minute, key="user", types=Sample)
 
 
+class InOrder(App):
+    def on_init(self) -> None:
+        self.create_input_stream(
+            "samples", self.create_pe(Visitor), key="user", types=Sample, time="at", order="time"
+        )
+
+
 def rows(app: type[App], *times: tuple[str, float], until: float) -> list[dict[str, Any]]:
     """The rows that the first stage of an app makes of these events, which are in order."""
     order = StructType([StructField(AT, DoubleType()), StructField("n", LongType())])
@@ -205,6 +210,13 @@ def test_a_timer_fires_before_a_later_event_and_one_after_the_end_of_the_history
 def test_a_task_of_spark_in_which_no_timer_is_left_saves_none() -> None:
     fired = rows(Alarms, ("ann", 1.0), ("bob", 2.0), until=48.0)
     assert [row["name"] for row in fired if row["kind"] == STATE] == ["pe Alarm"] * 2
+
+
+def test_events_that_are_held_back_at_the_end_of_the_history_are_saved() -> None:
+    made = rows(InOrder, *(("ann", at) for at in (1.0, 2.0, 3.0, 4.0)), until=2.5)
+    held = [row for row in made if row["kind"] == STATE]
+    assert {row["name"] for row in held} == {"pe samples-in-order"}
+    assert sum(row["value"].count(b"Sample") for row in held) == 2
 
 
 @pytest.mark.parametrize("app", [Alarms, Minutes, Threes])

@@ -48,11 +48,12 @@ def state_rows(
 def _parts(
     processor: PeProcessor, instances: Mapping[str, Instances], hasher: Hasher
 ) -> Iterator[list[StateRow]]:
+    every = {name: _all(each) for name, each in instances.items()}  # as without state until now
     state = TaskState(cast("Database", _Empty()), hasher)
     processor.attach_state(state)
     names = {number: name for name, number in state.tables.items()}
     for name, each in instances.items():
-        saved, left = state.instances[name], _all(each)
+        saved, left = state.instances[name], every.pop(name)
         while some := list(islice(left, _INSTANCES)):
             for one in some:
                 if one._mark is not saved.mark:
