@@ -340,7 +340,8 @@ def judge_all(
     refused = sum(each.count for each in test.refused)
     if refused != len(left_out):
         found.append(f"{refused} events are refused, and not {len(left_out)}: {test.refused[:3]}")
-    sessions = [each for each in hosts.coordination.sessions.values() if not each.run.killed]
+    opened = hosts.coordination.sessions.values()
+    sessions = [each for each in opened if not (each.run.killed or each.run.ended)]
     containers = [each for each in hosts.processes.values() if each.container is not None]
     if len(sessions) > 2 * len(containers):  # one of each is for savepoints
         found.append(f"sessions: {[each.name for each in sessions]}")
