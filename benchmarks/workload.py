@@ -19,6 +19,8 @@ import msgspec
 import trio
 
 from s4node.app.processing_element import ProcessingElement
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.errors import StartpointError
 from s4node.events.event import Event
 from s4node.offsets.startpoint import Oldest, Specific, Startpoint
@@ -233,8 +235,9 @@ class Generated:
     with keys without a pattern. Every stream has one partition.
     """
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, config: Config) -> None:
         self.name = name
+        address = config.matching(settings.SYSTEM_ADDRESS)[name]
         self._keys, self._events = map(int, address.split("/"))
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -249,6 +252,10 @@ class Generated:
     async def partitions(self, _: str) -> int:
         await trio.lowlevel.checkpoint()
         return 1
+
+    async def identity(self, _: str) -> str:
+        await trio.lowlevel.checkpoint()
+        return f"{self._keys}/{self._events}"
 
     async def bounds(self, _: SystemStreamPartition) -> Bounds:
         await trio.lowlevel.checkpoint()

@@ -136,7 +136,7 @@ class Cluster:
                     await self._torment(list(faults), seconds)
                     await self._judge()
                 finally:
-                    self._end()
+                    await self._end()
                 self.nursery.cancel_scope.cancel()
 
     # -- places ------------------------------------------------------------------------------
@@ -414,12 +414,15 @@ class Cluster:
         assert not done.returncode, done.stderr
         return done.stdout
 
-    def _end(self) -> None:
+    async def _end(self) -> None:
         """Leave no process behind; the machines end with this process's namespaces."""
         for process in self.processes.values():
             for pid in (*children(process.pid), process.pid):
                 _kill(pid, signal.SIGCONT)
                 _kill(pid, signal.SIGKILL)
+        with trio.CancelScope(shield=True):
+            for process in self.processes.values():
+                await process.wait()
 
     # -- is it well? -------------------------------------------------------------------------
 
